@@ -140,8 +140,7 @@ def sql(
     as_json: Json = False,
 ) -> None:
     """Query a run with read-only SQL. Without a query, list its tables and views."""
-    from forge.store.read_only import explain_sql
-    from forge.store.reader import open_run
+    from forge.store.reader import explain_sql, open_run
     from forge.views.sql import sql as view
 
     if query is None and " " in run:

@@ -58,8 +58,8 @@ from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status import Components
 from forge.runner.work import Work
-from forge.store.acknowledged import refuse_damage
 from forge.store.layout import RunPaths, create_run, next_attempt, open_run_lock, write_file
+from forge.store.reader import refuse_damage
 from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
 """Acknowledged rows stay: what was committed is counted beside run.db, and a run.db that lacks some
-of it, or is damaged, is noticed before a run goes on.
+of it is noticed before a run goes on.
 
 The writer counts commits and turns in the file `acknowledged`, and writes the highest ids there
 before the commit; it syncs them at each step end. So the counts never exceed what was committed,
 and no id that anyone has seen is given out again. run.db has the number of its commits too
 (`runs.num_commits`): one with fewer has lost its WAL, or is an older copy (`runner.past` compares
-them). A resume and `forge doctor RUN` also check the pages and indexes of a database.
+them). A resume and `forge doctor RUN` also check pages and indexes (`reader.refuse_damage`).
 
     acknowledged    two slots of 256 bytes, written in turn: {"turns": 25, ...} and its CRC-32
 """
@@ -14,29 +14,17 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
-import threading
 import zlib
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from forge.errors import ConfigError, MachineError
-from forge.store.read_only import is_damage, open_read_only
-from forge.store.schema.create import check_version
-
 if TYPE_CHECKING:
+    import sqlite3
     from pathlib import Path
-
-    from forge.store.layout import RunPaths
 
 SLOT_BYTES = 256
 """Length of a slot, padded with spaces. If a power cut tears one, the other is whole."""
 NUM_SLOTS = 2
-MAX_FAULTS = 5
-"""Maximum number of faults that are listed."""
-QUICK_S = 3.0
-"""Maximum delay of a resume; 2 GB of a database are read in that time."""
 
 _COUNTS = "SELECT num_commits, (SELECT coalesce(max(turn_row), 0) FROM turns) FROM runs"
 _IDS = """
@@ -141,53 +129,3 @@ def _parse(slot: bytes) -> _Slot:
 
 def _checksum(body: str) -> str:
     return f"{zlib.crc32(body.encode()):08x}"
-
-
-def find_faults(path: Path) -> list[str]:
-    """The first faults of a database: `PRAGMA integrity_check` and `foreign_key_check`."""
-    try:
-        with closing(open_read_only(path)[0]) as connection:
-            found = _check(connection, "integrity_check")
-            broken = connection.execute("PRAGMA foreign_key_check").fetchmany(MAX_FAULTS)
-            return found + [f"{table} row {row}: refers to nothing" for table, row, *_ in broken]
-    except sqlite3.DatabaseError as error:
-        if is_damage(error):
-            return [str(error)]
-        raise
-
-
-def refuse_damage(paths: RunPaths) -> None:
-    """Looks for damage in run.db for at most QUICK_S.
-
-    Raises:
-        ConfigError: run.db is absent or has another schema.
-        MachineError: it is damaged.
-    """
-    if not paths.run_db.exists():
-        raise ConfigError(f"{paths.root}: no run.db in it, so nothing was recorded")
-    connection, _ = open_read_only(paths.run_db)
-    timer = threading.Timer(QUICK_S, connection.interrupt)
-    with closing(connection):
-        timer.start()
-        try:
-            check_version(connection, path=paths.run_db)
-            faults = _check(connection, "quick_check")
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):  # interrupted: found none in time
-                return
-            faults = [str(error)]
-        finally:
-            timer.cancel()
-            timer.join()
-    if faults:
-        raise MachineError(
-            f"{paths.run_db}: damaged: {faults[0]}; put a copy of it there, without a run.db-wal: "
-            f'"forge resume {paths.name}" says what the copy lacks. "forge doctor {paths.name}" '
-            "lists the damage"
-        )
-
-
-def _check(connection: sqlite3.Connection, name: str) -> list[str]:
-    rows = connection.execute(f"PRAGMA {name}({MAX_FAULTS})").fetchall()
-    lines = [line for (text,) in rows for line in str(text).splitlines()]
-    return [line for line in lines if line != "ok" and not line.startswith("*** in database")]

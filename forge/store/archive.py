@@ -41,7 +41,7 @@ from forge.store.layout import (
     next_attempt,
     open_run_lock,
 )
-from forge.store.read_only import DAMAGED, open_read_only
+from forge.store.reader import DAMAGED, open_read_only
 from forge.store.schema.create import check_version
 
 MANIFEST = "archive.json"

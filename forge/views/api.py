@@ -18,7 +18,7 @@ from forge.views.rollouts import ROLLOUTS, TURN_COLUMNS, Filter, find
 if TYPE_CHECKING:
     import pandas
 
-    from forge.store.read_only import Params
+    from forge.store.reader import Params
 
 _TURNS = f"""
 WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({{found}}))

@@ -16,12 +16,10 @@ from forge.store.acknowledged import (
     SLOT_BYTES,
     Acknowledged,
     Acknowledger,
-    find_faults,
     read_acknowledged,
-    refuse_damage,
 )
 from forge.store.layout import RunPaths
-from forge.store.reader import open_run
+from forge.store.reader import find_faults, open_run, refuse_damage
 from forge.store.resume import last_state, untrained_groups
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import (

@@ -14,8 +14,7 @@ import pytest
 
 from forge.cli import run_command
 from forge.errors import ConfigError
-from forge.store.read_only import RowStream, RowTable, explain_sql
-from forge.store.reader import open_run
+from forge.store.reader import RowStream, RowTable, explain_sql, open_run
 from forge.views.sql import sql
 from forge.views.text.terminal import json_text
 from tests.store.storefactory import attempt, group, problem, small_run, turn, write_run

@@ -19,9 +19,8 @@ from forge.errors import ConfigError, ForgeError, MachineError
 from forge.runner.past import hold_rows, name_steps
 from forge.runner.weights.resume import find_starting_weights, load_stage_weights
 from forge.serve.weights import Weights
-from forge.store.acknowledged import find_faults
 from forge.store.layout import is_owned
-from forge.store.reader import open_run
+from forge.store.reader import find_faults, open_run
 from forge.train.batch import BadBatch, read_headers
 from forge.train.checkpoints import checkpoints, find_damage, find_resume_point
 from forge.views.run_state import run_state

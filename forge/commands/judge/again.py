@@ -31,9 +31,8 @@ from forge.evalpool.targets import require_target
 from forge.records import Status, Verdict
 from forge.records.judged_again import JudgedAgain, Judging
 from forge.records.problem import ReferenceModule
-from forge.store.acknowledged import refuse_damage
 from forge.store.layout import open_run_lock
-from forge.store.reader import open_run
+from forge.store.reader import open_run, refuse_damage
 from forge.store.write.writer import open_writer
 from forge.views.text.terminal import printable
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
 from forge.store.acknowledged import Acknowledger
-from forge.store.read_only import is_corrupt
+from forge.store.reader import is_corrupt
 from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
 from forge.version import __version__
 

@@ -45,7 +45,7 @@ from forge.records import (
     Turn,
 )
 from forge.store.layout import RunPaths
-from forge.store.read_only import is_corrupt
+from forge.store.reader import is_corrupt
 from forge.store.schema.rollups import settle_oldest, settle_while
 from forge.store.write.databases import Databases, free_bytes
 from forge.store.write.rows import RECORD_TYPES, Record, RowWriter

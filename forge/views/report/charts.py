@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from forge.store.read_only import Params
-    from forge.store.reader import RunReader
+    from forge.store.reader import Params, RunReader
 
 Row = TypeVar("Row")
 

@@ -24,8 +24,7 @@ from forge.errors import ConfigError, MachineError, pip_install, unwritable
 if TYPE_CHECKING:
     import pyarrow
 
-    from forge.store.read_only import RowStream
-    from forge.store.reader import RunReader
+    from forge.store.reader import RowStream, RunReader
 
 _SOURCE = "(SELECT body FROM texts WHERE text_id = p.source_id) AS source"
 TABLES: dict[str, str] = {

@@ -20,7 +20,7 @@ from forge.views.text.terminal import json_text
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
-    from forge.store.read_only import RowStream, RowTable
+    from forge.store.reader import RowStream, RowTable
     from forge.views.text.fitting import Fitting
 
 PLACE = "forge sql"
