@@ -26,8 +26,7 @@ from forge.adapters.http.models import document
 from forge.cli import app
 from forge.config.keys import all_keys, build_keys
 from forge.records.examination import Flag
-from forge.records.policy import policy_of
-from forge.records.reason import Reason, Status
+from forge.records.reason import Reason, Status, policy_of
 from forge.records.rollout import End
 
 ROOT = Path(__file__).resolve().parents[1]

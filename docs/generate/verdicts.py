@@ -12,8 +12,7 @@ from docs.generate.advice import ADVICE
 from docs.generate.markdown import anchored, code, page, table, text
 from docs.generate.members import member_docs
 from forge.records.examination import Flag
-from forge.records.policy import policy_of
-from forge.records.reason import Reason, Status
+from forge.records.reason import Reason, Status, policy_of
 from forge.records.rollout import End
 
 INTRO = """\
@@ -87,7 +86,7 @@ def meaning_of(member: StrEnum) -> str:
 
 
 def _consequences() -> str:
-    """A table of the reasons that count against a judge, from `forge.records.policy`."""
+    """A table of the reasons that count against a judge, from `forge.records.reason`."""
     rows = [
         (code(each), str(policy.cause))
         for each in Reason

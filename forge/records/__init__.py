@@ -9,8 +9,11 @@ from forge.records.rollout import (
     Finish,
     Group,
     GroupStart,
+    PolicyVersion,
     Prompt,
     Purpose,
+    Sample,
+    SampleUse,
     ToolCall,
     Trajectory,
     Turn,
@@ -28,7 +31,6 @@ from forge.records.run import (
     split_step,
     stage_label,
 )
-from forge.records.sample import PolicyVersion, Sample, SampleUse
 from forge.records.verdict import Judge, Timing, Verdict
 
 __all__ = [

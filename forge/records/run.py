@@ -1,4 +1,5 @@
-"""Records of a run besides its rollouts: attempts, processes, events, metrics, evaluations."""
+"""Records of a run besides its rollouts: attempts, processes, events, metrics, evaluations, and
+verdicts on its stored answers again, which never replace its own."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from forge.records.verdict import Verdict
 
 
 MOST_DIGITS = 18
@@ -159,3 +162,34 @@ class EngineLoad:
     """Samples without a slot."""
     slots: int
     """Samples that the engines decode together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """One pass over the answers of a run (`forge judge --run`)."""
+
+    judging: int
+    """Number in the run, from 1."""
+    began_at: float
+    """Unix seconds, UTC."""
+    ended_at: float | None
+    """None until every answer has a verdict."""
+    protocol: str
+    """`as served` if a pool behind a URL judges, as the next."""
+    policy: str
+    device: str
+    """GPU names, `cpu`, or the URL of a pool."""
+    settings: Mapping[str, Any]
+    """All of `[judge]`, as the judges got it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedAgain:
+    """The verdict of a pass on one turn."""
+
+    judging: int
+    group_id: int
+    rollout: int
+    turn: int
+    judged_at: float
+    verdict: Verdict

@@ -6,14 +6,13 @@ from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from forge.records.policy import policy_of
-from forge.records.reason import Status
+from forge.records.reason import Status, policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forge.records.policy import Policy
     from forge.records.problem import Problem
+    from forge.records.reason import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import forge.evalpool.judge as judge
-from forge.records.policy import Cause, policy_of
-from forge.records.reason import Reason, Status
+from forge.records.reason import Cause, Reason, Status, policy_of
 from forge.records.verdict import Verdict
 
 JUDGE = Path(judge.__file__).parent

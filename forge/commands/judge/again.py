@@ -29,8 +29,8 @@ from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import open_private_pool
 from forge.evalpool.targets import require_target
 from forge.records import Status, Verdict
-from forge.records.judged_again import JudgedAgain, Judging
 from forge.records.problem import ReferenceModule
+from forge.records.run import JudgedAgain, Judging
 from forge.store.layout import open_run_lock
 from forge.store.reader import open_run, refuse_damage
 from forge.store.write.writer import open_writer

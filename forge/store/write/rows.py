@@ -38,7 +38,7 @@ from forge.records import (
     Trajectory,
     Turn,
 )
-from forge.records.judged_again import JudgedAgain, Judging
+from forge.records.run import JudgedAgain, Judging
 from forge.records.verdict import TIMING_FIELDS
 from forge.store.codec import Body, Encoder, utf8
 
