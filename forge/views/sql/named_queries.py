@@ -7,7 +7,8 @@ here and through stock sqlite3.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,64 +33,42 @@ class NamedQuery:
         return {name: given.get(name) for name in self.params}
 
 
-_PROBLEM = {"problem": "problem_id; that of the best kernel"}
-_TURNS = {"turns": "number of latest turns to include; 20000"}
-
-QUERIES: dict[str, NamedQuery] = {
-    "learning": NamedQuery(
-        "Reward, pass rate, best speedup by step and level",
-        """
+_QUERIES = """
+-- learning: Reward, pass rate, best speedup by step and level
 SELECT stage, step, level, family, num_groups, round(reward, 4) AS reward,
     round(pass_rate, 3) AS pass_rate, round(best_speedup, 3) AS best_speedup
 FROM v_levels ORDER BY stage, step, level, family
-""",
-    ),
-    "pass-rate": NamedQuery(
-        "Pass rate by step: is it learning?",
-        """
+
+-- pass-rate: Pass rate by step: is it learning?
 SELECT stage, step, is_open, num_groups, num_expected_groups, reward, pass_rate, pass_rate_multi,
     compile_rate
 FROM v_steps ORDER BY stage, step
-""",
-    ),
-    "levels": NamedQuery(
-        "Problems solved, by level and family",
-        """
+
+-- levels: Problems solved, by level and family
 SELECT level, family, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solved,
     sum(num_rollouts) AS num_rollouts, sum(num_turns) AS num_turns,
     round(1.0 * sum(num_correct_turns) / sum(num_turns), 3) AS correct_share,
     round(max(best_speedup), 3) AS best_speedup
 FROM v_problems WHERE purpose = 'train' GROUP BY level, family ORDER BY level, family
-""",
-    ),
-    "flat-groups": NamedQuery(
-        "Groups without variance, by step",
-        """
+
+-- flat-groups: Groups without variance, by step
 SELECT stage, step, count(*) AS num_groups, sum(is_flat) AS num_flat,
     sum(num_correct = 0) AS all_failed, sum(num_correct = num_rollouts) AS all_solved
 FROM v_groups
 WHERE purpose = 'train' AND group_id IN (SELECT group_id FROM groups WHERE num_rollouts > 0)
 GROUP BY stage, step
-""",
-    ),
-    "failure-mix": NamedQuery(
-        "Failures by step and status",
-        """
+
+-- failure-mix: Failures by step and status
 SELECT stage, step, status, sum(num_turns) AS num_turns, round(sum(share), 3) AS share
 FROM v_failures WHERE purpose = 'train' GROUP BY stage, step, status
 ORDER BY stage, step, num_turns DESC
-""",
-    ),
-    "failures": NamedQuery(
-        "Failures by status and reason",
-        """
+
+-- failures: Failures by status and reason
 SELECT status, reason, sum(num_turns) AS num_turns, min(example) AS example
 FROM v_failures GROUP BY status, reason ORDER BY num_turns DESC
-""",
-    ),
-    "best-of-problem": NamedQuery(
-        "A problem's best kernel: when it was found, its repeated timings",
-        """
+
+-- best-of-problem: A problem's best kernel: when it was found, its repeated timings
+-- :problem problem_id; that of the best kernel
 WITH ranked AS MATERIALIZED (SELECT problem_id, turn_id, rank, ranked_by FROM v_best_kernels),
     best AS (SELECT b.ranked_by, t.* FROM (SELECT turn_id, ranked_by,
                 CAST(substr(turn_id, 2, instr(turn_id, '.') - 2) AS INTEGER) AS group_id
@@ -108,21 +87,14 @@ CROSS JOIN groups g ON g.group_id = same.group_id AND g.problem_id = best.proble
 CROSS JOIN verdicts v ON v.group_id = same.group_id AND v.rollout = same.rollout
     AND v.turn = same.turn
 WHERE v.status = 'correct' GROUP BY best.turn_id, v.device ORDER BY v.device
-""",
-        _PROBLEM,
-    ),
-    "best-kernels": NamedQuery(
-        "Best kernel per problem, and the ranking criterion",
-        """
+
+-- best-kernels: Best kernel per problem, and the ranking criterion
+-- :most number of kernels; 100
 SELECT problem_id, ranked_by, speedup_low, speedup, candidate_us, baseline_us, num_launches,
     turn_id, policy_version, code
 FROM v_best_kernels ORDER BY rank LIMIT coalesce(:most, 100)
-""",
-        {"most": "number of kernels; 100"},
-    ),
-    "stale-steps": NamedQuery(
-        "Age of samples, dropped groups and KL, by step",
-        """
+
+-- stale-steps: Age of samples, dropped groups and KL, by step
 SELECT s.stage, s.step, s.num_samples, s.staleness, s.staleness_max,
     dropped.value AS num_dropped_groups,
     round(dropped.value / (dropped.value + played.value), 3) AS dropped_share,
@@ -137,19 +109,14 @@ LEFT JOIN v_metrics played ON played.stage = s.stage AND played.step = s.step
 LEFT JOIN v_metrics kl ON kl.stage = s.stage AND kl.step = s.step
     AND kl.key = 'train/kl_behaviour/mean'
 ORDER BY s.stage, s.step
-""",
-    ),
-    "staleness": NamedQuery(
-        "Reward by age of samples when trained",
-        """
+
+-- staleness: Reward by age of samples when trained
 SELECT stage, staleness, sum(num_samples) AS num_samples,
     round(sum(reward * num_samples) / sum(num_samples), 3) AS reward
 FROM v_staleness GROUP BY stage, staleness ORDER BY stage, staleness
-""",
-    ),
-    "suspects": NamedQuery(
-        "The top 1 % of rewards, with suspicious signs, latest turns",
-        """
+
+-- suspects: The top 1 % of rewards, with suspicious signs, latest turns
+-- :turns number of latest turns to include; 20000
 WITH recent AS (SELECT * FROM turns WHERE reward IS NOT NULL
         ORDER BY turn_row DESC LIMIT coalesce(:turns, 20000))
 SELECT t.turn_id, g.problem_id, t.reward, v.speedup_low, v.speedup,
@@ -163,12 +130,11 @@ SELECT t.turn_id, g.problem_id, t.reward, v.speedup_low, v.speedup,
 FROM recent t JOIN verdicts v USING (group_id, rollout, turn) LEFT JOIN groups g USING (group_id)
 ORDER BY t.reward DESC, v.speedup DESC, t.turn_row
 LIMIT (SELECT 1 + count(*) / 100 FROM recent)
-""",
-        _TURNS,
-    ),
-    "side-by-side": NamedQuery(
-        "A problem under two policy versions",
-        """
+
+-- side-by-side: A problem under two policy versions
+-- :problem problem_id; the one played at the most steps
+-- :older policy version; the first that played the problem
+-- :newer policy version; the last that played the problem
 WITH asked AS (SELECT coalesce(:problem, (SELECT problem_id FROM groups
         GROUP BY problem_id ORDER BY count(DISTINCT stage || '.' || step) DESC, problem_id LIMIT 1))
         AS problem_id),
@@ -180,24 +146,14 @@ FROM played
 WHERE min_version IN (coalesce(:older, (SELECT min(min_version) FROM played)),
     coalesce(:newer, (SELECT max(min_version) FROM played)))
 ORDER BY min_version, turn_id
-""",
-        {
-            "problem": "problem_id; the one played at the most steps",
-            "older": "policy version; the first that played the problem",
-            "newer": "policy version; the last that played the problem",
-        },
-    ),
-    "lengths": NamedQuery(
-        "Completion length and truncation by step",
-        """
+
+-- lengths: Completion length and truncation by step
 SELECT stage, step, is_open, round(completion_tokens, 1) AS completion_tokens, truncated_share,
     reward
 FROM v_steps ORDER BY stage, step
-""",
-    ),
-    "reward-by-length": NamedQuery(
-        "Reward by completion length, latest turns",
-        """
+
+-- reward-by-length: Reward by completion length, latest turns
+-- :turns number of latest turns to include; 20000
 SELECT 64 * (num_completion_tokens / 64) AS tokens_from, count(*) AS num_turns,
     round(avg(reward), 4) AS reward, round(avg(status = 'correct'), 3) AS correct_share,
     round(avg(finish = 'length'), 3) AS truncated_share
@@ -206,12 +162,8 @@ JOIN verdicts USING (group_id, rollout, turn)
 JOIN groups g USING (group_id)
 WHERE g.purpose = 'train' AND reward IS NOT NULL
 GROUP BY tokens_from ORDER BY tokens_from
-""",
-        _TURNS,
-    ),
-    "wall-time": NamedQuery(
-        "Wall time by activity",
-        """
+
+-- wall-time: Wall time by activity
 WITH phases AS MATERIALIZED (SELECT stage, phase, sum(total_s) AS total_s FROM v_phases
         WHERE purpose = 'train' GROUP BY stage, phase),
     steps AS MATERIALIZED (SELECT stage, sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
@@ -232,29 +184,22 @@ SELECT stage, what, round(seconds, 3) AS seconds, round(seconds / total, 3) AS s
         UNION ALL SELECT stage, 'judge phase: ' || phase, total_s FROM phases) found
     GROUP BY stage, what)
 ORDER BY stage, seconds DESC
-""",
-    ),
-    "idle": NamedQuery(
-        "Idle share by role",
-        """
+
+-- idle: Idle share by role
 SELECT stage, role, round(sum(idle_s) / sum(step_s), 3) AS idle_share, count(*) AS num_steps
 FROM v_idle GROUP BY stage, role ORDER BY stage, role
-""",
-    ),
-    "judge-noise": NamedQuery(
-        "Spread of repeated timings, by device",
-        """
+
+-- judge-noise: Spread of repeated timings, by device
 SELECT device, count(*) AS num_kernels, sum(num_times) AS num_times,
     round(avg(relative_range), 4) AS relative_range, round(max(relative_range), 4) AS worst_range,
     round(avg(mean_us / fastest_us), 4) AS slower_than_fastest_device
 FROM (SELECT *, min(mean_us) OVER (PARTITION BY problem_id, code_id) AS fastest_us
     FROM v_judge_noise)
 GROUP BY device ORDER BY device
-""",
-    ),
-    "batch": NamedQuery(
-        "Samples trained at a step, with advantages",
-        """
+
+-- batch: Samples trained at a step, with advantages
+-- :stage index of the stage; the last that trained
+-- :step step; the last of the stage
 SELECT stage, step, attempt, sample_id, turn_id, problem_id, policy_version, staleness, status,
     reward, discounted_return, advantage
 FROM v_samples
@@ -262,25 +207,16 @@ WHERE stage = coalesce(:stage, (SELECT max(stage) FROM sample_uses))
     AND step = coalesce(:step, (SELECT max(step) FROM sample_uses
         WHERE stage = coalesce(:stage, (SELECT max(stage) FROM sample_uses))))
 ORDER BY sample_id
-""",
-        {
-            "stage": "index of the stage; the last that trained",
-            "step": "step; the last of the stage",
-        },
-    ),
-    "reward-terms": NamedQuery(
-        "Mean of each reward term, by step",
-        """
+
+-- reward-terms: Mean of each reward term, by step
 SELECT r.stage, r.step, r.term,
     round(r.mean * r.num_turns / (s.num_turns - coalesce(s.num_masked, 0)), 4) AS mean,
     round(r.paid_share * r.num_turns / (s.num_turns - coalesce(s.num_masked, 0)), 3) AS paid_share
 FROM v_reward_terms r JOIN v_steps s ON s.stage = r.stage AND s.step = r.step
 WHERE r.purpose = 'train' ORDER BY r.stage, r.step, r.term
-""",
-    ),
-    "reward-shares": NamedQuery(
-        "Share of each reward term and its correlation with reward, latest turns",
-        """
+
+-- reward-shares: Share of each reward term and its correlation with reward, latest turns
+-- :turns number of latest turns to include; 10000
 WITH recent AS (SELECT t.reward AS y, t.reward_terms FROM (SELECT * FROM turns
         WHERE reward IS NOT NULL ORDER BY turn_row DESC LIMIT coalesce(:turns, 10000)) t
         JOIN groups g USING (group_id) WHERE g.purpose = 'train'),
@@ -292,21 +228,14 @@ SELECT term, num_paid, round(x / n, 4) AS mean, round(x / nullif(y, 0), 3) AS sh
     round((n * xy - x * y) / nullif(sqrt((n * xx - x * x) * (n * yy - y * y)), 0), 3)
         AS correlation_with_reward
 FROM paid, whole ORDER BY abs(x) DESC
-""",
-        {"turns": "number of latest turns to include; 10000"},
-    ),
-    "duplicates": NamedQuery(
-        "Distinct first answers among siblings, by step",
-        """
+
+-- duplicates: Distinct first answers among siblings, by step
 SELECT stage, step, purpose, sum(num_rollouts) AS num_rollouts,
     sum(num_distinct_completions) AS num_distinct, sum(num_distinct_kernels) AS num_kernels,
     round(1 - 1.0 * sum(num_distinct_completions) / sum(num_rollouts), 3) AS duplicate_share
 FROM v_duplicates GROUP BY stage, step, purpose ORDER BY stage, step
-""",
-    ),
-    "evaluations": NamedQuery(
-        "Evaluations with intervals, by source and level",
-        """
+
+-- evaluations: Evaluations with intervals, by source and level
 SELECT stage, step, policy_version, pass_at_1, ci_low, ci_high,
     (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3)) FROM json_each(by_source))
         AS by_source,
@@ -315,51 +244,34 @@ SELECT stage, step, policy_version, pass_at_1, ci_low, ci_high,
     pass_at_1_greedy, pass_at_1_multi, compile_rate, num_judged_problems, num_problems, unjudgeable,
     num_trained_problems, num_shared_problems
 FROM v_evaluations
-""",
-    ),
-    "pass-at-k": NamedQuery(
-        "pass@k of each evaluation, with intervals",
-        """
+
+-- pass-at-k: pass@k of each evaluation, with intervals
 SELECT stage, step, policy_version, k, pass_at_k, ci_low, ci_high FROM v_pass_at_k
-""",
-    ),
-    "fast-p": NamedQuery(
-        "fast_p of each evaluation",
-        """
+
+-- fast-p: fast_p of each evaluation
 SELECT stage, step, policy_version, p, num_rollouts, fast_p FROM v_fast_p ORDER BY stage, step, p
-""",
-    ),
-    "first-better": NamedQuery(
-        "The first evaluation whose interval is above that of the first",
-        """
+
+-- first-better: The first evaluation whose interval is above that of the first
 WITH first AS (SELECT * FROM v_evaluations ORDER BY at LIMIT 1)
 SELECT e.stage, e.step, e.policy_version, e.pass_at_1, e.ci_low, e.ci_high,
     (SELECT json_group_object(key, round(value ->> 'pass_at_1', 3)) FROM json_each(e.by_source))
         AS by_source,
     first.stage AS compared_with, first.pass_at_1 AS pass_at_1_then, first.ci_high AS ci_high_then
 FROM v_evaluations e, first WHERE e.ci_low > first.ci_high ORDER BY e.at LIMIT 1
-""",
-    ),
-    "unsolved": NamedQuery(
-        "Problems never solved in training",
-        """
+
+-- unsolved: Problems never solved in training
 SELECT problem_id, family, level, num_rollouts, best_reward, coalesce(best_reward, 0) <= 0 AS
     never_rewarded
 FROM v_problems WHERE purpose = 'train' AND num_correct_turns = 0
 ORDER BY num_rollouts DESC, problem_id
-""",
-    ),
-    "unjudgeable": NamedQuery(
-        "Problems that could not be judged, with reason and detail",
-        """
+
+-- unjudgeable: Problems that could not be judged, with reason and detail
 SELECT purpose, problem_id, reason, sum(num_turns) AS num_turns, min(example) AS example,
     max(detail) AS detail
 FROM v_unjudgeable GROUP BY purpose, problem_id, reason ORDER BY purpose, problem_id
-""",
-    ),
-    "last-minute": NamedQuery(
-        "Events of the last 60 s",
-        """
+
+-- last-minute: Events of the last 60 s
+-- :seconds seconds before the end; 60
 WITH ended AS (SELECT max(at) AS at FROM (SELECT max(at) AS at FROM events
     UNION ALL SELECT max(ended_at) FROM processes UNION ALL SELECT max(ended_at) FROM attempts
     UNION ALL SELECT max(recorded_at) FROM (SELECT recorded_at FROM turns
@@ -375,7 +287,16 @@ FROM ended, (
     UNION ALL SELECT at, 'step ' || stage || '.' || step, 'loss ' || coalesce(value, 'not finite')
         FROM metrics WHERE key = 'train/loss/mean') found
 WHERE found.at >= ended.at - coalesce(:seconds, 60) ORDER BY found.at
-""",
-        {"seconds": "seconds before the end; 60"},
-    ),
-}
+"""
+"""Each begins with its name and question; then its parameters with meaning and default."""
+_BEGIN = re.compile(r"^-- ([a-z-]+): (.+)\n((?:-- :.+\n)*)", re.MULTILINE)
+
+
+def _read() -> Iterator[tuple[str, NamedQuery]]:
+    _, *parts = _BEGIN.split(_QUERIES)
+    for name, question, params, sql in zip(*[iter(parts)] * 4, strict=True):
+        named = (line.removeprefix("-- :").partition(" ") for line in params.splitlines())
+        yield name, NamedQuery(question, sql, {param: what for param, _, what in named})
+
+
+QUERIES: dict[str, NamedQuery] = dict(_read())
