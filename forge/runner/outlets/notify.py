@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,44 +60,9 @@ ORDER BY t.turn_row
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """A notification."""
-
-    run: str
-    event: str
-    """Name of the event in `[notify] on`."""
-    message: str
-    run_dir: str
-    at: float
-    """Unix seconds, UTC."""
-    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    def to_json(self) -> dict[str, Any]:
-        """The command's stdin and the webhook's body. Slack and Mattermost show `text`, Discord
-        shows `content`.
-        """
-        line = f"forge: {self.run} {self.event}: {self.message}"
-        return {**asdict(self), "text": line, "content": line}
-
-    def to_env(self) -> dict[str, str]:
-        """Environment variables of the command."""
-        return {
-            "FORGE_RUN": self.run,
-            "FORGE_EVENT": self.event,
-            "FORGE_MESSAGE": self.message,
-            "FORGE_RUN_DIR": self.run_dir,
-        }
-
-
 @asynccontextmanager
 async def open_notifier(
-    table: NotifyTable,
-    paths: RunPaths,
-    *,
-    attempt: int,
-    writer: Writer,
-    console: Console,
+    table: NotifyTable, paths: RunPaths, *, attempt: int, writer: Writer, console: Console
 ) -> AsyncGenerator[None]:
     """Notifies of new bests while open, and of the ending. Does nothing without `[notify]`."""
     if not table.is_configured:
@@ -151,25 +116,19 @@ class Notifier:
 
     async def send(self, event: str, message: str, data: Mapping[str, Any]) -> None:
         """Runs the command and posts to the webhook. Never raises if they fail."""
-        paths = self.paths
-        notice = Notice(
-            run=paths.name, event=event, message=printable(message)[:LONGEST_MESSAGE],
-            run_dir=str(paths.root), at=time.time(), data=data,
-        )  # fmt: skip
-        failure = await self._run_sender(notice)
+        shown = printable(message)[:LONGEST_MESSAGE]
+        failure = await self._run_sender(event, shown, data)
         if failure is None:
             log.info("notified of %s: %s", event, message)
             return
         line = f"could not notify of {event}: {failure[-LONGEST_MESSAGE:]}"
         log.warning("%s", line)
         self.console.say(f"warning: [notify] {printable(line)}")
+        about = {"event": event, "message": shown}
         with suppress(ForgeError):  # of the store, which may be the reason of the ending
             await self.writer.put(
-                Event(
-                    at=time.time(), kind="notify_failed", message=line,
-                    data={"event": event, "message": notice.message},
-                )
-            )  # fmt: skip
+                Event(at=time.time(), kind="notify_failed", message=line, data=about)
+            )
 
     async def _send_bests(self) -> None:
         for message, data in await self._read(self.bests.look) or ():
@@ -185,16 +144,24 @@ class Notifier:
             log.warning("could not read the store for a notification", exc_info=True)
             return None
 
-    async def _run_sender(self, notice: Notice) -> str | None:
+    async def _run_sender(self, event: str, message: str, data: Mapping[str, Any]) -> str | None:
         """Sends a notice by a child process. Returns why it failed; None if it did not."""
         self.num_sent += 1
-        table = self.table
+        table, run, root = self.table, self.paths.name, str(self.paths.root)
         try:
             log_dir = self.paths.logs(self.attempt)
         except (ForgeError, OSError) as error:  # the run directory was deleted
             return str(error)
         limit_s = table.timeout_s + START_S
         url = table.webhook or (os.environ.get(table.webhook_env) if table.webhook_env else None)
+        line = f"forge: {run} {event}: {message}"
+        body = {
+            "run": run, "event": event, "message": message, "run_dir": root, "at": time.time(),
+            "data": data, "text": line, "content": line,  # Slack and Mattermost; Discord
+        }  # fmt: skip
+        env = {
+            "FORGE_RUN": run, "FORGE_EVENT": event, "FORGE_MESSAGE": message, "FORGE_RUN_DIR": root,
+        }  # fmt: skip
         spec = ChildSpec(
             name=f"notify-{self.num_sent}",
             argv=(sys.executable, "-P", "-m", "forge.runner.outlets.notify_child"),
@@ -203,7 +170,7 @@ class Notifier:
             socket_path=None,
             config={
                 "command": table.command, "webhook": url, "timeout_s": table.timeout_s,
-                "body": notice.to_json(), "env": notice.to_env(), "cwd": str(Path.cwd()),
+                "body": body, "env": env, "cwd": str(Path.cwd()),
             },
         )  # fmt: skip
         config = spec.log_path.parent / f"{spec.name}.json"
