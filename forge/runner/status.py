@@ -364,8 +364,7 @@ class VitalsSampler:
         alone: frozenset[int],
     ) -> dict[int, float]:
         """Cores by root; none for a tree that is new in this sample. Of a process alone, the time
-        of its ended children does not count.
-        """
+        of its ended children does not count."""
         now, before = time.monotonic(), self._ticks
         passed_s, self._sampled_at = now - self._sampled_at, now
         self._ticks = {
@@ -414,8 +413,7 @@ def _card(nvml: Any, uuid: str) -> Card | None:
 
 def _processes() -> tuple[dict[int, int], dict[int, int], dict[int, tuple[int, int]]]:
     """Parent, resident bytes and ticks of CPU time of every process, each by pid; ticks without and
-    with those of its ended children.
-    """
+    with those of its ended children."""
     parents: dict[int, int] = {}
     resident: dict[int, int] = {}
     ticks: dict[int, tuple[int, int]] = {}

@@ -166,8 +166,7 @@ def fetch(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
 @contextmanager
 def interruptible() -> Generator[None]:
     """Restores KeyboardInterrupt, which sqlite3 replaces by `interrupted`, and explains damage,
-    which may appear only when a page is read.
-    """
+    which may appear only when a page is read."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -73,8 +73,7 @@ class Run(RunReader):
     def batch(self, *, stage: int, step: int) -> Rows:
         """Samples of a step with their tokens: all that the trainer received. Each row has
         prompt_ids [P], completion_ids [T] and logprobs [T] as tuples; None if `[store] keep_tokens`
-        has dropped them.
-        """
+        has dropped them."""
         same = "t.group_id = s.group_id AND t.rollout = s.rollout AND t.turn = s.turn"
         rows = self.rows(
             "SELECT s.*, t.prompt_ids, t.completion_ids, t.logprobs FROM v_samples s "
@@ -100,7 +99,6 @@ class Run(RunReader):
 
 def open_run(run: str | Path | RunPaths, *, store_dir: str | Path = "runs") -> Run:
     """Opens a run by path, name, `name-n` or `last`. Raises ConfigError if there is no such run, it
-    is empty, or its schema is newer.
-    """
+    is empty, or its schema is newer."""
     paths = run if isinstance(run, RunPaths) else find_run(run, store_dir=Path(store_dir))
     return Run(paths)

@@ -293,8 +293,7 @@ ORDER BY attempt DESC LIMIT 1
 
 def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
     """Keys of the experiment, then of the last attempt's code and machine, where they differ. A
-    stage that only one run has appears in `stages`, without its keys.
-    """
+    stage that only one run has appears in `stages`, without its keys."""
     settings = [_settings(reader) for reader in (a, b)]
     left, right = settings
     stages = [{_stage_of(key) for key in each} for each in settings]

@@ -166,8 +166,7 @@ def load_activity(reader: RunReader, *, now: float) -> Activity:
 
 def load_failure_mix(reader: RunReader) -> list[dict[str, Any]]:
     """status, num_turns and share of the verdicts of the last RECENT_GROUPS groups: correct first,
-    then by number.
-    """
+    then by number."""
     return reader.rows(
         # CROSS JOIN fixes the join order: otherwise SQLite reads all verdicts along their index.
         "SELECT status, num_turns, 1.0 * num_turns / sum(num_turns) OVER () AS share FROM ("
@@ -181,8 +180,7 @@ def load_failure_mix(reader: RunReader) -> list[dict[str, Any]]:
 
 def load_rollouts_per_s(reader: RunReader, *, now: float) -> float | None:
     """Rollouts per second of the groups finished in the last RATE_WINDOW_S; None if there are
-    none.
-    """
+    none."""
     row = reader.one(
         "SELECT sum(num_rollouts) AS num, min(recorded_at) AS since FROM "
         "(SELECT num_rollouts, recorded_at FROM groups ORDER BY group_id DESC LIMIT ?) "
@@ -194,8 +192,7 @@ def load_rollouts_per_s(reader: RunReader, *, now: float) -> float | None:
 
 def load_processes(reader: RunReader) -> list[dict[str, Any]]:
     """Child processes of the last attempt, one row per name: the latest process, and how often one
-    died before it. A null reason means alive, or killed with its supervisor.
-    """
+    died before it. A null reason means alive, or killed with its supervisor."""
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in reader.rows(
         "SELECT name, pid, devices, log_path, started_at, ended_at, reason FROM processes "

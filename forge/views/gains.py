@@ -73,8 +73,7 @@ class Gain:
 
 def whole_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The evaluations that are stages of their own, in order; without one, the first and the last
-    of those within stages.
-    """
+    of those within stages."""
     own = [row for row in evaluations if "@" not in str(row["stage"])]
     return own or [*evaluations[:1], *evaluations[1:][-1:]]
 

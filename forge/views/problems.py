@@ -85,8 +85,7 @@ ORDER BY group_id
 def load_problems(reader: RunReader, wanted: ProblemFilter) -> list[dict[str, Any]]:
     """Rows of v_problems that were played, with `trend`, the share of rollouts with a correct turn
     by group, and `num_found`, the number of matching rows without the limit. Raises ConfigError for
-    an unknown order.
-    """
+    an unknown order."""
     if wanted.order not in ORDERS:
         raise ConfigError(f"order {wanted.order}: no such order; allowed: {', '.join(ORDERS)}")
     order = _reverse(ORDERS[wanted.order], is_reversed=wanted.is_reversed)

@@ -104,8 +104,7 @@ NOT_FOUND = "no such rollout"
 
 def load_rollouts(reader: RunReader, wanted: Filter) -> list[dict[str, Any]]:
     """One dictionary per rollout, with its turns and their texts. Raises ConfigError for an unknown
-    status.
-    """
+    status."""
     sql, params = find(wanted)
     return [_rollout(reader, row["group_id"], row["rollout"]) for row in reader.rows(sql, params)]
 
@@ -331,8 +330,7 @@ def load_conversation(
     reader: RunReader, group_id: int | None = None, rollout: int | None = None
 ) -> Conversation | None:
     """Loads a rollout; by default the first of the group, and of the latest group. None if the
-    group has no turns; a missing rollout is replaced by the nearest.
-    """
+    group has no turns; a missing rollout is replaced by the nearest."""
     if group_id is None:
         group_id = reader.value("SELECT group_id FROM turns ORDER BY turn_row DESC LIMIT 1")
     siblings = () if group_id is None else _load_siblings(reader, group_id, rollout or 0)
@@ -470,8 +468,7 @@ def split_answer(text: str, *, thinking: str = THINKING) -> list[tuple[AnswerPar
 
 def diff_codes(before: str, after: str) -> list[str]:
     """A unified diff, each line with its sign first (` `, `+`, `-`, `@`); empty if both are equal.
-    Beyond MAX_DIFF_LINES lines per side, its last line says that it is cut.
-    """
+    Beyond MAX_DIFF_LINES lines per side, its last line says that it is cut."""
     sides = [text.splitlines() for text in (before, after)]
     is_cut = any(len(side) > MAX_DIFF_LINES for side in sides)
     old, new = (side[:MAX_DIFF_LINES] for side in sides)

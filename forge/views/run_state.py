@@ -153,8 +153,7 @@ class RunState:
 
 def load_run_state(reader: RunReader, *, now: float) -> RunState:
     """Reads the current state from the store. `now` is Unix seconds: a silent run has no rates
-    instead of its last ones.
-    """
+    instead of its last ones."""
     stages = load_stages(reader)
     stage = _current_stage(reader)
     known = stages[stage] if stage is not None and stage < len(stages) else {}
@@ -264,8 +263,7 @@ def load_idle(reader: RunReader, *, stage: int | None, num_steps: int = 1) -> di
 
 def load_idle_by_stage(reader: RunReader) -> dict[int, dict[str, float]]:
     """Stage to role to idle share. Stages stay separate: a role that has no work while a model is
-    made says nothing about a step of training.
-    """
+    made says nothing about a step of training."""
     found: dict[int, dict[str, float]] = {}
     for row in reader.rows(_IDLE):
         found.setdefault(row["stage"], {})[row["role"]] = row["idle_share"]

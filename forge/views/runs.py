@@ -122,8 +122,7 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
 
 def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
     """The evaluation with the highest value of a column. The lower end of the interval ranks them:
-    few problems give high rates by chance.
-    """
+    few problems give high rates by chance."""
     row = reader.one(f"{EVALUATIONS} ORDER BY {order} DESC, at DESC LIMIT 1")
     if row is None:
         return None

@@ -73,8 +73,7 @@ protocols."""
 
 def load_show(reader: RunReader) -> dict[str, Any]:
     """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle
-    shares by stage.
-    """
+    shares by stage."""
     run = load_run_state(reader, now=time.time())
     stages = load_stages(reader)
     return {
@@ -196,8 +195,7 @@ def render_show(data: dict[str, Any]) -> RichGroup:
 
 def render_best_kernel(best: dict[str, Any]) -> RichGroup:
     """The best kernel: problem, speed-up, turn and code. A model wrote it: control characters are
-    made visible.
-    """
+    made visible."""
     from rich.console import Group as RichGroup
     from rich.syntax import Syntax
     from rich.text import Text

@@ -405,8 +405,7 @@ def compare_paired(
 
 def estimate_difference(values: Sequence[float]) -> Estimate | None:
     """Mean of one unbounded difference per problem, with its interval; None for fewer than two
-    problems: one says nothing about the others.
-    """
+    problems: one says nothing about the others."""
     if len(values) < 2:
         return None
     return _estimate(values, span=(-math.inf, math.inf))

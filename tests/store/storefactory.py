@@ -257,8 +257,7 @@ def evaluation(
 
 def small_run(seed: int = 0) -> list:
     """Every record type, in the order that a run writes them: one evaluation, three steps of two
-    groups.
-    """
+    groups."""
     rng = random.Random(seed)
     out: list = [
         attempt(),
@@ -317,8 +316,7 @@ def small_run(seed: int = 0) -> list:
 
 def resumed_run() -> list:
     """`small_run`, killed after step 2 and during another evaluation, and resumed before step 2: it
-    trains step 2 and plays the evaluation again.
-    """
+    trains step 2 and plays the evaluation again."""
     records = small_run()
     offered = [r for r in records if isinstance(r, SampleUse) and r.step == 2]
 

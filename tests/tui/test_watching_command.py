@@ -114,8 +114,7 @@ def in_terminal(
     term: str = "xterm-256color",
 ) -> tuple[int, bytes]:
     """Runs forge in its own terminal, types or sends each value once its key was shown, and returns
-    the exit code with all output.
-    """
+    the exit code with all output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     child = subprocess.Popen(

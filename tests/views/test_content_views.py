@@ -49,8 +49,7 @@ CORRECT, WRONG = Status.CORRECT, Status.WRONG
 @pytest.fixture
 def played(tmp_path: Path) -> Path:
     """Twenty-four groups of one problem, solved from the middle on; one timed; one group of another
-    problem.
-    """
+    problem."""
     groups = [
         group(n, [[WRONG, CORRECT if n >= 12 else WRONG], [WRONG]], step=n, version=n)
         for n in range(24)

@@ -128,8 +128,7 @@ def test_wall_time_has_the_seconds_that_verdicts_waited_for_a_judge(tmp_path: Pa
 @pytest.mark.parametrize("name", ["best-kernels", "best-of-problem", "suspects"])
 def test_the_ranking_speedup_is_printed_beside_the_times(tmp_path: Path, name: str) -> None:
     """A kernel measured as 9 times as fast may rank below one of 4, because its interval is
-    wide.
-    """
+    wide."""
     played = group(0, [[Status.CORRECT], [Status.WRONG]], speed=timing(4.0))
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
     with open_run(tmp_path / "toy-1") as reader:

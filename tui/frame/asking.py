@@ -170,8 +170,7 @@ def _rank(active: ActiveBinding) -> int:
 
 class Palette(CommandPalette):
     """Works around two errors: Textual raises KeyError for a page key on a list without lines, and
-    ValueError if a list has no width to wrap to (six columns are padding and scroll bar).
-    """
+    ValueError if a list has no width to wrap to (six columns are padding and scroll bar)."""
 
     DEFAULT_CSS = "Palette CommandList { min-width: 10; }"
 
@@ -317,8 +316,7 @@ class AskingScreen(Screen[None], Generic[Data]):
 
     def show(self, data: Data) -> None:
         """Displays the result of `load`, in the event loop. Not called if the run could not be
-        read.
-        """
+        read."""
         raise NotImplementedError
 
     def refresh_data(self) -> None:

@@ -139,8 +139,7 @@ class Watched:
 
     def _identity(self) -> tuple[int, ...]:
         """Device and inodes of the database and its WAL: a replaced file is invisible to its open
-        reader.
-        """
+        reader."""
         stat = self.paths.run_db.stat()
         try:
             wal = self.paths.run_db.with_name("run.db-wal").stat().st_ino

@@ -257,8 +257,7 @@ class Found:
 
 class Panes(TabbedContent):
     """Panes that change by key or tab only. Textual reports a focus inside a pane with a delay,
-    when another pane may be active: both would activate in turn, forever.
-    """
+    when another pane may be active: both would activate in turn, forever."""
 
     def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
         event.stop()

@@ -199,8 +199,7 @@ class RunsScreen(TableScreen[list[Row]]):
 
     def action_compare(self) -> None:
         """Compares the two marked runs, or the marked one, or the watched one, with the run under
-        the cursor.
-        """
+        the cursor."""
         table = self.query_one(RowTable)
         names = list(self._marked) or [self.watched.paths.name]
         if len(names) == 1 and table.chosen not in (None, *names):

@@ -134,8 +134,7 @@ class RowTable(DataTable["Text"]):
 
 def _widths(columns: list[Column], cells: list[list[Text]], *, width: int) -> list[int]:
     """Width of each column plus a blank; the column that takes the rest gets as much of it as it
-    needs.
-    """
+    needs."""
     widths = [
         1 + min(max(line[i].cell_len for line in cells), width if c.takes_rest else MAX_COLUMN)
         for i, c in enumerate(columns)

@@ -160,8 +160,7 @@ class Histories:
 
     def draw(self, width: int, *, most_lines: int) -> Text:
         """The histories side by side, the first ones if there is no room for all; quantities that
-        were always zero are left out.
-        """
+        were always zero are left out."""
         shown = [name for name in QUANTITIES if any(self.samples.get(name, ()))]
         if not shown:
             return Text()
@@ -266,8 +265,7 @@ def _figures(run: RunState, activity: Activity) -> list[tuple[str, str]]:
 
 def health(run: RunState | None) -> Text:
     """Reason why a run ended, empty if it is done; of a running one the worst processes first, with
-    the reason, then the number of healthy ones.
-    """
+    the reason, then the number of healthy ones."""
     live = run and run.live
     if live is None:
         return _ending(run)

@@ -80,8 +80,7 @@ def spark(values: Sequence[float], *, high: float = 1.0) -> str:
 def copy_code(app: App[Any], code: str, name: str) -> None:
     """Copies code and notifies; on failure notifies the reason. A paste acts like typing: control
     characters are copied in visible form, so that no paste runs a command or ends a bracketed
-    paste.
-    """
+    paste."""
     if not code:
         app.notify(f"{printable(name)}: it has no code", severity="warning", markup=False)
         return

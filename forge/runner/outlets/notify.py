@@ -136,8 +136,7 @@ class Notifier:
 
     async def _read(self, call: Callable[[], T]) -> T | None:
         """Result of a call that reads the store; None if it fails. Any exception ends here, since
-        no notification may fail a run.
-        """
+        no notification may fail a run."""
         try:
             return await anyio.to_thread.run_sync(call)
         except Exception:

@@ -67,8 +67,7 @@ def _start(config: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], threadin
 
 def _copy_output(output: int) -> None:
     """Copies the first output to the log and drops the rest: a command that prints without end must
-    not fill the disk.
-    """
+    not fill the disk."""
     left = LONGEST_OUTPUT
     while part := os.read(output, 1 << 16):
         os.write(sys.stderr.fileno(), part[:left])

@@ -72,8 +72,7 @@ class RowWriter:
         """
         Args:
             texts: `plain` or `zstd`.
-            record_path: a path as the store has it (`RunPaths.record`).
-        """
+            record_path: a path as the store has it (`RunPaths.record`)."""
         self._run = run
         self._tokens = tokens
         self._encoder = Encoder(texts=texts)
@@ -332,8 +331,7 @@ class _HashedTable:
         """
         Args:
             key: the column with a row's id.
-            columns: the others, the first of which is the hash.
-        """
+            columns: the others, the first of which is the hash."""
         marks = ", ".join("?" for _ in columns.split(","))
         self._run = run
         self._insert = f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})"

@@ -156,8 +156,7 @@ def make_line(text: str, points: Sequence[tuple[float, float | None]], **more: A
 
 def label(text: object) -> str:
     """A stored text as a label: printable, short, and free of what matplotlib hides (a leading
-    underscore) or XML forbids.
-    """
+    underscore) or XML forbids."""
     shown = "".join(
         "\ufffd" if ord(character) & 0xFFFE == 0xFFFE else character
         for character in printable(str(text)).replace("\n", "␊").replace("\t", " ")

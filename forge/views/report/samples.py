@@ -116,8 +116,7 @@ class Samples:
         """
         Args:
             evaluations: rows of v_evaluations.
-            turns: names of turns whose rollouts come first: g12.r3.t1.
-        """
+            turns: names of turns whose rollouts come first: g12.r3.t1."""
         self._reader, self._stages = reader, stages
         self.prompts: dict[str, str] = {}
         """Prompts of first turns by their ids on the page."""

@@ -141,8 +141,7 @@ def without_empty(
 
 def finite(value: Any) -> Any:
     """The value with None for each number that is not finite, at any depth: JSON and charts have
-    no place for one.
-    """
+    no place for one."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -28,8 +28,7 @@ _UNSAFE_IN_JSON = re.compile(f"[\x7f-\x9f\ud800-\udfff{''.join(sorted(_BIDI))}]"
 
 def printable(text: str) -> str:
     """The text with control characters made visible: ESC as `␛`, C1 controls and direction marks as
-    `\\x9b`, `\\u202e`.
-    """
+    `\\x9b`, `\\u202e`."""
     if text.isprintable():
         return text
     return "".join(character if _is_safe(character) else _visible(character) for character in text)
@@ -42,8 +41,7 @@ def printable_values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def json_text(value: Any) -> str:
     """JSON on one line, safe to print: control characters, direction marks and lone surrogates,
-    which JSON allows, are escaped. A number that is not finite becomes null.
-    """
+    which JSON allows, are escaped. A number that is not finite becomes null."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError:
