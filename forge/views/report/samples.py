@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.records import Status
@@ -78,28 +77,11 @@ class PageLink(str):
         return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedRollout:
-    """A rollout, without its texts."""
-
-    name: str
-    """Its place in the store: `g12.r3`."""
-    problem: str
-    family: str | None
-    level: int | None
-    statuses: tuple[str, ...]
-    """Verdict of each turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSet:
-    """Rollouts that are listed together."""
-
-    anchor: str
-    title: str
-    played: Sequence[PlayedRollout]
-    shares: Mapping[str, str]
-    """Rollouts of each problem in all of training, and the share of correct turns among them."""
+Played = dict[str, Any]
+"""A rollout without its texts: `name`, as in `g12.r3`, `problem`, `family`, `level`, `statuses`."""
+RolloutSet = dict[str, Any]
+"""Rollouts that are listed together: `anchor`, `title`, `played`; `shares`, the rollouts of each
+problem in all of training and the share of correct turns among them."""
 
 
 class Samples:
@@ -123,19 +105,19 @@ class Samples:
         self._shown: dict[str, dict[str, Any]] = {}
         self._num_characters = 0
         placed = [row for row in evaluations if row["stage_index"] is not None]
-        found = [
-            RolloutSet(
-                anchor=f"rollouts-{row['stage_index']}-{row['step']}", title=str(row["stage"]),
-                played=self._load_played(reader.query(GROUPS, dict(row)).rows), shares={},
-            )
+        found: list[RolloutSet] = [
+            {
+                "anchor": f"rollouts-{row['stage_index']}-{row['step']}", "title": row["stage"],
+                "played": self._load_played(reader.query(GROUPS, dict(row)).rows), "shares": {},
+            }
             for row in spread(placed, MOST_SETS)
         ]  # fmt: skip
         found.append(self._load_trained())
-        self.sets = [each for each in found if each.played]
+        self.sets = [each for each in found if each["played"]]
         """All sets with rollouts, in the order of the page."""
-        self._anchors = {each.title.partition(",")[0]: each.anchor for each in self.sets}
+        self._anchors = {each["title"].partition(",")[0]: each["anchor"] for each in self.sets}
         first = [name.rpartition(".")[0] for name in turns]
-        chosen = [one.name for each in self.sets[::-1] for one in _choose(each.played)]
+        chosen = [one["name"] for each in self.sets[::-1] for one in _choose(each["played"])]
         for name in dict.fromkeys([*first, *chosen]):
             if self._num_characters < MOST_CHARACTERS:
                 self._show(name)
@@ -156,11 +138,11 @@ class Samples:
         """Table of a set: turns by verdict, each linked to one."""
         counts: Counter[tuple[str, int]] = Counter()
         example: dict[tuple[str, int], str] = {}
-        for one in of.played:
-            for turn, status in enumerate(one.statuses):
+        for one in of["played"]:
+            for turn, status in enumerate(one["statuses"]):
                 counts[status, turn] += 1
-                if one.name in self._shown:
-                    example.setdefault((status, turn), f"{one.name}.t{turn}")
+                if one["name"] in self._shown:
+                    example.setdefault((status, turn), f"{one['name']}.t{turn}")
         turns = range(max((turn + 1 for _, turn in counts), default=0))
         found = {status for status, _ in counts}
         rows = [
@@ -175,39 +157,37 @@ class Samples:
 
     def problems(self, of: RolloutSet) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
         """Table of a set: its problems, with links to rollouts."""
-        by_problem: dict[str, list[PlayedRollout]] = defaultdict(list)
-        for one in of.played:
-            by_problem[one.problem].append(one)
+        by_problem: dict[str, list[Played]] = defaultdict(list)
+        for one in of["played"]:
+            by_problem[one["problem"]].append(one)
         rows: list[list[str | list[str]]] = []
         for problem, played in list(by_problem.items())[:MOST_PROBLEMS]:
-            first = sum(one.statuses[:1] == (Status.CORRECT,) for one in played)
-            anywhere = sum(Status.CORRECT in one.statuses for one in played)
+            first = sum(one["statuses"][:1] == (Status.CORRECT,) for one in played)
+            anywhere = sum(Status.CORRECT in one["statuses"] for one in played)
             links = [
-                self.link(" → ".join(one.statuses) or "no turn", f"{one.name}.t0")
-                for one in played if one.name in self._shown
+                self.link(" → ".join(one["statuses"]) or "no turn", f"{one['name']}.t0")
+                for one in played if one["name"] in self._shown
             ]  # fmt: skip
             rows.append([
-                problem, played[0].family or NONE,
-                NONE if played[0].level is None else str(played[0].level),
-                of.shares.get(problem, NONE), f"{first} of {len(played)}",
-                f"{anywhere} of {len(played)}", links or [f"{played[0].name}, in the store"],
+                problem, played[0]["family"], played[0]["level"], of["shares"].get(problem, NONE),
+                f"{first} of {len(played)}", f"{anywhere} of {len(played)}",
+                links or [f"{played[0]['name']}, in the store"],
             ])  # fmt: skip
         head = ["problem", "family", "level", "correct of all turns", "correct at first"]
         return without_empty([*head, "in any turn", "rollouts"], rows)
 
-    def _load_played(self, groups: Iterable[Sequence[Any]]) -> list[PlayedRollout]:
+    def _load_played(self, groups: Iterable[Sequence[Any]]) -> list[Played]:
         ids = json.dumps([group_id for (group_id,) in groups if group_id is not None])
-        turns: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        found: dict[str, Played] = {}
         for row in self._reader.rows(PLAYED, {"groups": ids}):
-            turns[f"g{row['group_id']}.r{row['rollout']}"].append(row)
-        return [
-            PlayedRollout(
-                name=name, problem=rows[0]["problem_id"], family=rows[0]["family"],
-                level=rows[0]["level"],
-                statuses=tuple(row["status"] for row in rows if row["status"] is not None),
-            )
-            for name, rows in turns.items()
-        ]  # fmt: skip
+            name = f"g{row['group_id']}.r{row['rollout']}"
+            level = NONE if row["level"] is None else str(row["level"])
+            one = found.setdefault(name, {
+                "name": name, "problem": row["problem_id"], "family": row["family"] or NONE,
+                "level": level, "statuses": (),
+            })  # fmt: skip
+            one["statuses"] += () if row["status"] is None else (row["status"],)
+        return list(found.values())
 
     def _load_trained(self) -> RolloutSet:
         every = self._reader.rows(TRAINED)
@@ -218,10 +198,10 @@ class Samples:
             row["problem_id"]: f"{percent(row['correct_share'])}, {row['num_rollouts']:,} rollouts"
             for row in rows
         }
-        return RolloutSet(
-            anchor="rollouts-train", played=self._load_played(groups), shares=shares,
-            title=f"training, the last group of {len(rows):,} of {len(every):,} problems",
-        )  # fmt: skip
+        return {
+            "anchor": "rollouts-train", "played": self._load_played(groups), "shares": shares,
+            "title": f"training, the last group of {len(rows):,} of {len(every):,} problems",
+        }  # fmt: skip
 
     def _show(self, name: str) -> None:
         """Loads a rollout with its texts."""
@@ -256,13 +236,13 @@ class Samples:
         return text
 
 
-def _choose(played: Sequence[PlayedRollout]) -> list[PlayedRollout]:
+def _choose(played: Sequence[Played]) -> list[Played]:
     """One rollout for each verdict of each turn, then one for each problem and last verdict: at
     most MOST_SHOWN of these, spread evenly."""
-    by_verdict: dict[tuple[int, str], PlayedRollout] = {}
-    by_problem: dict[tuple[str, tuple[str, ...]], PlayedRollout] = {}
+    by_verdict: dict[tuple[int, str], Played] = {}
+    by_problem: dict[tuple[str, tuple[str, ...]], Played] = {}
     for one in played:
-        for verdict in enumerate(one.statuses):
+        for verdict in enumerate(one["statuses"]):
             by_verdict.setdefault(verdict, one)
-        by_problem.setdefault((one.problem, one.statuses[-1:]), one)
+        by_problem.setdefault((one["problem"], one["statuses"][-1:]), one)
     return [*by_verdict.values(), *spread(list(by_problem.values()), MOST_SHOWN)]
