@@ -363,12 +363,12 @@ def best_of(values: Sequence[float], k: int) -> float:
     )
 
 
-def estimate_pass_at_k(tallies: Sequence[Tally], k: int, *, seed: int = 0) -> Estimate | None:
+def estimate_pass_at_k(tallies: Sequence[Tally], k: int) -> Estimate | None:
     """Mean pass@k of the problems with at least k samples; None if there are none."""
-    return estimate_mean([pass_at_k(t, k) for t in tallies if t.num >= k], seed=seed)
+    return estimate_mean([pass_at_k(t, k) for t in tallies if t.num >= k])
 
 
-def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
+def estimate_mean(values: Sequence[float]) -> Estimate | None:
     """Mean of one number in 0..1 per problem, with its interval; None without problems.
 
     If all values are 0 or all are 1, every resample agrees; the open end is then the exact binomial
@@ -382,24 +382,22 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
         return Estimate(value=0.0, low=0.0, high=bound, num_problems=num)
     if all(value == 1.0 for value in values):
         return Estimate(value=1.0, low=1.0 - bound, high=1.0, num_problems=num)
-    return _estimate(values, seed=seed, span=(0.0, 1.0))
+    return _estimate(values, span=(0.0, 1.0))
 
 
-def compare_paired(
-    a: Mapping[str, Tally], b: Mapping[str, Tally], *, k: int = 1
-) -> Estimate | None:
-    """Difference of pass@k, paired by problem, which removes what makes a problem hard for both.
+def compare_paired(a: Mapping[str, Tally], b: Mapping[str, Tally]) -> Estimate | None:
+    """Difference of pass@1, paired by problem, which removes what makes a problem hard for both.
 
     Args:
         a: tallies by problem_id; b likewise.
 
     Returns:
-        None if no problem has k samples in both.
+        None if no problem has samples in both.
     """
-    both = [name for name in sorted(a.keys() & b.keys()) if min(a[name].num, b[name].num) >= k]
+    both = [name for name in sorted(a.keys() & b.keys()) if a[name].num and b[name].num]
     if not both:
         return None
-    values = [pass_at_k(b[name], k) - pass_at_k(a[name], k) for name in both]
+    values = [pass_at_k(b[name], 1) - pass_at_k(a[name], 1) for name in both]
     return _estimate(values, span=(-1.0, 1.0))
 
 
@@ -411,7 +409,7 @@ def estimate_difference(values: Sequence[float]) -> Estimate | None:
     return _estimate(values, span=(-math.inf, math.inf))
 
 
-def _estimate(values: Sequence[float], *, span: tuple[float, float], seed: int = 0) -> Estimate:
+def _estimate(values: Sequence[float], *, span: tuple[float, float]) -> Estimate:
     """The mean, and interpolated percentiles of the means of resampled problems.
 
     Args:
@@ -420,18 +418,18 @@ def _estimate(values: Sequence[float], *, span: tuple[float, float], seed: int =
     num = len(values)
     low, high = span
     if num > 1:
-        means = sorted(math.fsum(draw(values)) / num for draw in _resamples(num, seed))
+        means = sorted(math.fsum(draw(values)) / num for draw in _resamples(num))
         low, high = _quantile(means, TAIL), _quantile(means, 1.0 - TAIL)
     return Estimate(value=math.fsum(values) / num, low=low, high=high, num_problems=num)
 
 
 @lru_cache(maxsize=8)
-def _resamples(num: int, seed: int) -> tuple[Callable[[Sequence[float]], tuple[float, ...]], ...]:
+def _resamples(num: int) -> tuple[Callable[[Sequence[float]], tuple[float, ...]], ...]:
     """Draws of `num` problems with replacement, NUM_RESAMPLES times.
 
     All figures of an evaluation share them, which is 4 times faster.
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     return tuple(itemgetter(*rng.choices(range(num), k=num)) for _ in range(NUM_RESAMPLES))
 
 

@@ -27,7 +27,7 @@ from forge.records import (
     Trajectory,
     Turn,
     Verdict,
-)
+)  # fmt: skip
 from forge.store.write.writer import open_writer
 
 EXPERIMENT = """name = "toy"
@@ -52,13 +52,9 @@ class Options:
 
 
 def problem(number: int = 0, *, family: str = "softmax", level: int = 1) -> Problem:
-    return Problem(
-        problem_id=f"{family}-{number:04d}",
-        source=f"# problem {number}\nclass Model: ...\n",
-        family=family,
-        level=level,
-        split=Split.GRPO,
-    )
+    source = f"# problem {number}\nclass Model: ...\n"
+    name = f"{family}-{number:04d}"
+    return Problem(problem_id=name, source=source, family=family, level=level, split=Split.GRPO)
 
 
 def verdict(
@@ -66,27 +62,19 @@ def verdict(
 ) -> Verdict:
     is_correct = status is Status.CORRECT
     return Verdict(
-        status=status,
+        status=status, timing=timing, num_launches=num_launches,
         reason="ok" if is_correct else "mismatch",
         detail="" if is_correct else f"first mismatch at (0, 3): {status}",
         is_compiled=status in (Status.CORRECT, Status.WRONG),
-        num_launches=num_launches,
-        timing=timing,
-        isolation="namespaces",
-        phase_s={"extract": 0.001, "correct": 0.05},
-        harness="abc",
-    )
+        isolation="namespaces", phase_s={"extract": 0.001, "correct": 0.05}, harness="abc",
+    )  # fmt: skip
 
 
 def timing(speedup: float) -> Timing:
     return Timing(
-        speedup=speedup,
-        speedup_low=speedup * 0.9,
-        candidate_us=100.0 / speedup,
-        baseline_us=100.0,
-        candidate_spread_us=1.0,
-        baseline_spread_us=1.0,
-    )
+        speedup=speedup, speedup_low=speedup * 0.9, candidate_us=100.0 / speedup,
+        baseline_us=100.0, candidate_spread_us=1.0, baseline_spread_us=1.0,
+    )  # fmt: skip
 
 
 def turn(
@@ -104,32 +92,24 @@ def turn(
     num_tokens: int = 12,
 ) -> Turn:
     reward = {Status.CORRECT: 0.8, Status.WRONG: 0.3}.get(status, 0.0) if status.is_scored else None
+    terms = {} if reward is None else {
+        "compiled": 0.3 * (reward > 0), "correct": 0.5 * (reward > 0.5)
+    }  # fmt: skip
     body = code or f"@triton.jit\ndef kernel_{group_id}_{rollout}_{number}(): ...\n"
+    thought = f"<think>g{group_id} r{rollout} t{number}</think>"
     return Turn(
-        group_id=group_id,
-        rollout=rollout,
-        turn=number,
-        prompt_ids=(1, 2, 3, number),
+        group_id=group_id, rollout=rollout, turn=number, prompt_ids=(1, 2, 3, number),
         prompt_text=prompt,
         completion=Completion(
             token_ids=tuple(range(num_tokens)),
             logprobs=tuple(-0.1 * i for i in range(num_tokens)),
-            finish=Finish.STOP,
-            min_version=version,
-            max_version=version,
+            finish=Finish.STOP, min_version=version, max_version=version,
         ),
-        completion_text=completion
-        or f"<think>g{group_id} r{rollout} t{number}</think>\n```python\n{body}```",
-        code=body,
-        verdict=verdict(status, timing=speed, num_launches=num_launches),
+        completion_text=completion or f"{thought}\n```python\n{body}```",
+        code=body, verdict=verdict(status, timing=speed, num_launches=num_launches),
         feedback="Outputs differ." if status is not Status.CORRECT else "Correct.",
-        reward=reward,
-        reward_terms={}
-        if reward is None
-        else {"compiled": 0.3 * (reward > 0), "correct": 0.5 * (reward > 0.5)},
-        generate_s=0.2,
-        judge_s=0.1,
-    )
+        reward=reward, reward_terms=terms, generate_s=0.2, judge_s=0.1,
+    )  # fmt: skip
 
 
 def group(
@@ -149,110 +129,68 @@ def group(
     for rollout, row in enumerate(statuses):
         turns = tuple(
             turn(
-                group_id,
-                rollout,
-                number,
-                status=status,
-                version=version,
+                group_id, rollout, number, status=status, version=version,
                 speed=speed if status is Status.CORRECT else None,
             )
             for number, status in enumerate(row)
-        )
+        )  # fmt: skip
         end = End.CORRECT if row[-1] is Status.CORRECT else End.MAX_TURNS
         if not row[-1].is_scored:
             end = End.INFRA if row[-1] is Status.INFRA_ERROR else End.UNJUDGEABLE
         trajectories.append(
             Trajectory(
-                group_id=group_id,
-                rollout=rollout,
-                problem_id=problem_id,
-                turns=turns,
-                end=end,
+                group_id=group_id, rollout=rollout, problem_id=problem_id, turns=turns, end=end,
                 returns=tuple(t.reward for t in turns),
             )
-        )
-    flat = len({t.returns for t in trajectories}) == 1
+        )  # fmt: skip
     return Group(
-        group_id=group_id,
-        problem_id=problem_id,
-        purpose=purpose,
-        stage=stage,
-        step=step,
-        trajectories=tuple(trajectories),
-        is_greedy=is_greedy,
-        is_flat=flat,
-    )
+        group_id=group_id, problem_id=problem_id, purpose=purpose, stage=stage, step=step,
+        trajectories=tuple(trajectories), is_greedy=is_greedy,
+        is_flat=len({t.returns for t in trajectories}) == 1,
+    )  # fmt: skip
 
 
 def samples(group: Group, *, first_id: int) -> list[Sample]:
     turns = [t for trajectory in group.trajectories for t in trajectory.turns]
     return [
         Sample(
-            sample_id=first_id + i,
-            group_id=t.group_id,
-            rollout=t.rollout,
-            turn=t.turn,
-            prompt_ids=t.prompt_ids,
-            completion_ids=t.completion.token_ids,
-            logprobs=t.completion.logprobs,
-            advantage=0.5 - i,
+            sample_id=first_id + i, group_id=t.group_id, rollout=t.rollout, turn=t.turn,
+            prompt_ids=t.prompt_ids, completion_ids=t.completion.token_ids,
+            logprobs=t.completion.logprobs, advantage=0.5 - i,
             policy_version=t.completion.min_version,
         )
         for i, t in enumerate(turns)
-    ]
+    ]  # fmt: skip
 
 
 def use(sample: Sample, *, stage: int = 1, step: int = 1, staleness: int = 0) -> SampleUse:
     return SampleUse(
-        sample_id=sample.sample_id,
-        group_id=sample.group_id,
-        rollout=sample.rollout,
-        turn=sample.turn,
-        stage=stage,
-        step=step,
-        advantage=sample.advantage,
-        staleness=staleness,
-    )
+        sample_id=sample.sample_id, group_id=sample.group_id, rollout=sample.rollout,
+        turn=sample.turn, stage=stage, step=step, advantage=sample.advantage, staleness=staleness,
+    )  # fmt: skip
 
 
 def attempt(number: int = 1) -> Attempt:
     return Attempt(
-        attempt=number,
-        started_at=1_000.0 * number,
-        commit="f369244",
-        code_diff="",
-        versions={"torch": "2.13"},
-        machine={"cores": 2},
-        seed=0,
-    )
+        attempt=number, started_at=1_000.0 * number, commit="f369244", code_diff="",
+        versions={"torch": "2.13"}, machine={"cores": 2}, seed=0,
+    )  # fmt: skip
 
 
 def evaluation(
     stage: str = "eval-0", *, step: int = 0, at: float = 1.0, pass_at_1: float = 0.25
 ) -> Evaluation:
     return Evaluation(
-        stage=stage,
-        step=step,
-        policy_version=step,
-        at=at,
-        num_problems=2,
-        num_samples=2,
-        max_turns=2,
-        pass_at_1=pass_at_1,
-        ci_low=pass_at_1 / 2,
-        ci_high=pass_at_1 * 1.5,
-        pass_at_k={1: pass_at_1, 2: 0.5},
-        pass_at_1_greedy=0.5,
-        pass_at_1_multi=0.5,
+        stage=stage, step=step, policy_version=step, at=at, num_problems=2, num_samples=2,
+        max_turns=2, pass_at_1=pass_at_1, ci_low=pass_at_1 / 2, ci_high=pass_at_1 * 1.5,
+        pass_at_k={1: pass_at_1, 2: 0.5}, pass_at_1_greedy=0.5, pass_at_1_multi=0.5,
         compile_rate=0.75,
         detail={
             "by_family": {"softmax": {"num": 4, "pass_at_1": pass_at_1, "compile_rate": 0.75}},
             "pass_at_k_ci": {"1": [0.1, 0.4], "2": [0.2, 0.8]},
-            "num_judged_problems": 2,
-            "num_trained_problems": 0,
-            "unjudgeable": {},
+            "num_judged_problems": 2, "num_trained_problems": 0, "unjudgeable": {},
         },
-    )
+    )  # fmt: skip
 
 
 def small_run(seed: int = 0) -> list:
@@ -296,16 +234,10 @@ def small_run(seed: int = 0) -> list:
         out.append(Metrics(stage=1, step=step, at=1_010.0 + step, values=values))
         out.append(
             PolicyVersion(
-                version=step,
-                attempt=1,
-                stage=1,
-                step=step,
-                path="w",
-                sha256="0",
-                publish_s=0.1,
+                version=step, attempt=1, stage=1, step=step, path="w", sha256="0", publish_s=0.1,
                 probe_gap=1e-5,
             )
-        )
+        )  # fmt: skip
     out += [
         evaluation("grpo-1@3", step=3, at=2.0, pass_at_1=0.5),
         ProcessEnd(attempt=1, name="serve-0", pid=11, ended_at=1_050.0, reason="exit 0"),

@@ -202,14 +202,6 @@ def test_pass_at_k_equals_brute_force(samples: list[bool], k: int) -> None:
     assert pass_at_k(tally, k) == pytest.approx(sum(any(each) for each in drawn) / len(drawn))
 
 
-def test_the_interval_is_the_same_for_the_same_seed_and_contains_the_mean() -> None:
-    rng = random.Random(1)
-    values = [rng.random() for _ in range(40)]
-    first = estimate_mean(values, seed=3)
-    assert first == estimate_mean(values, seed=3)
-    assert first.low < first.value < first.high
-
-
 def test_the_interval_resamples_problems_not_samples() -> None:
     """Eight equal answers to a problem carry no more evidence than one: the interval stays."""
     few = [Tally(num=1, correct=i % 2) for i in range(20)]
@@ -220,12 +212,12 @@ def test_the_interval_resamples_problems_not_samples() -> None:
 def test_the_interval_covers_the_truth_in_most_experiments() -> None:
     rng = random.Random(0)
     covered = 0
-    for trial in range(60):
+    for _ in range(60):
         tallies = []
         for _ in range(40):
             p = rng.betavariate(1, 3)
             tallies.append(Tally(num=4, correct=sum(rng.random() < p for _ in range(4))))
-        found = estimate_pass_at_k(tallies, 1, seed=trial)
+        found = estimate_pass_at_k(tallies, 1)
         covered += found.low <= 0.25 <= found.high
     assert covered >= 51  # 95 % of 60 is 57; below 51 has a chance of 1 in 10,000
 
@@ -313,13 +305,6 @@ def test_a_fault_of_the_machine_counts_neither_for_nor_against() -> None:
     assert later["best_by_turn"]["1"]["num"] == 1
     nothing = measure_speed([("a", rollout(INFRA, end=End.INFRA))])["by_turn"]["0"]
     assert (nothing["num"], nothing["fast_p"]["0"], nothing["geomean_all"]) == (0, None, None)
-
-
-def test_a_prompt_that_does_not_fit_is_a_wrong_answer() -> None:
-    unfit = replace(rollout(BAD), turns=(), end=End.CONTEXT_FULL)
-    speed = measure_speed([("a", rollout(2.0)), ("a", unfit)])
-    assert speed["by_turn"]["0"]["fast_p"]["0"][0] == 0.5
-    assert speed["best_by_turn"]["0"]["fast_p"]["0"][0] == 0.5
 
 
 def test_without_times_only_correctness_is_known() -> None:
