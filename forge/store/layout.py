@@ -155,7 +155,7 @@ def find_run(name: str | Path, *, store_dir: Path) -> RunPaths:
         )
     archive = store_dir / f"{name}{ARCHIVE_SUFFIX}"
     hint = f"{archive} is the archive of one" if archive.is_file() else ""
-    hint = hint or _describe_step(str(name)) or _describe_runs(str(name), list(by_name), store_dir)
+    hint = hint or _describe_runs(str(name), list(by_name), store_dir)
     raise ConfigError(f"{name}: no such run; {hint}")
 
 
@@ -206,24 +206,13 @@ def _written_at(paths: RunPaths) -> int:
     return max(file.stat().st_mtime_ns for file in files if file.exists())
 
 
-def _describe_step(asked: str) -> str:
-    """How a run at a step is written; empty if `asked` names no step."""
-    match = re.fullmatch(r"(.+)([@:])(\d+)", asked)
-    if match is None:
-        return ""
-    run, mark, step = match.groups()
-    return f"a step is written {run}:{step}" if mark == "@" else f"found a step; RUN alone: {run}"
-
-
 def _describe_runs(asked: str, names: list[str], store_dir: Path) -> str:
     if not names:
         return f"{store_dir}/ holds no runs"
     close = difflib.get_close_matches(asked, names, n=1)
     if close:
         return f"did you mean {close[0]}?"
-    newest = ", ".join(reversed(names[-MOST_NAMED:]))
-    num_more = len(names) - MOST_NAMED
-    return f"{store_dir}/ holds {newest}" + (f" and {num_more} older" if num_more > 0 else "")
+    return f"{store_dir}/ holds {', '.join(reversed(names[-MOST_NAMED:]))}"
 
 
 LOCKS = Path("/proc/locks")

@@ -15,13 +15,7 @@ from forge.cli import run_command
 from forge.records import ToolCall
 from forge.store.layout import RunPaths
 from forge.store.schema import rollups
-from forge.store.schema.create import (
-    APPLICATION_ID,
-    UNRELEASED_IDS,
-    VERSION,
-    create,
-    create_run,
-)
+from forge.store.schema.create import APPLICATION_ID, VERSION, create, create_run
 from forge.store.write import databases
 from forge.views import run_state
 from tests.docs.pages import Block, read_blocks
@@ -55,18 +49,18 @@ def test_a_schema_that_fails_leaves_the_database_empty(tmp_path: Path) -> None:
         *("eval RUN --suite kernelbench-l1", "data prompt tanh --run RUN"),
     ],
 )
-def test_a_run_from_before_the_first_release_is_refused_in_one_line(
+def test_a_run_of_another_version_is_refused_by_every_command_in_one_line(
     command: str, canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
     connection = connect(canned_run.run_db)
-    connection.execute(f"PRAGMA application_id = {UNRELEASED_IDS[0]}")
+    connection.execute("PRAGMA application_id = 7")
     connection.close()
     with canned_run.experiment.open("a") as file:
         file.write("[gone]\nkey = 1\n")
     argv = [each.replace("RUN", str(canned_run.root)) for each in command.split()]
     assert run_command(argv) == 2
     said = capsys.readouterr().err
-    assert "run.db: found a run recorded before the first release of forge" in said
+    assert "run.db: no database of this forge" in said
     assert said.count("\n") == 1
 
 

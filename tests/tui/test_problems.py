@@ -16,8 +16,6 @@ from forge.tui.widgets.row_table import RowTable
 from tests.store.storefactory import write_run
 from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
 
-NARROW = (40, 24)
-
 
 def table(pilot: Pilot[None]) -> RowTable:
     return pilot.app.screen.query_one(RowTable)
@@ -72,10 +70,16 @@ def test_every_key_is_tested(screen: type, tried: dict[str, Any]):
     assert {binding.key for binding in screen.BINDINGS} == set(tried)
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE, NARROW])
+@pytest.mark.parametrize("size", [SMALL, (40, 24)])
 async def test_the_table_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["2"]) as pilot:
         check_snapshot(pilot, "problems")
+
+
+async def test_a_wide_terminal_has_more_columns(canned_run: RunPaths):
+    async with watching(canned_run, size=LARGE, keys=["2"]) as pilot:
+        heads = text_of(pilot).splitlines()[3]
+        assert all(name in heads for name in ("family", "reward", "solved at", "played at"))
 
 
 async def test_the_attempts_match_their_snapshot(canned_run: RunPaths):

@@ -24,17 +24,16 @@ from tests.tui.watching import (
     watching,
 )
 
-NARROW, MEDIUM = (40, 24), (120, 40)
-LONG_MEDIUM = pytest.param(MEDIUM, marks=pytest.mark.long)
+NARROW = (40, 24)
 
 
-@pytest.mark.parametrize("size", [SMALL, MEDIUM, LARGE, NARROW])
+@pytest.mark.parametrize("size", [SMALL, LARGE, NARROW])
 async def test_a_finished_run(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size) as pilot:
         check_snapshot(pilot, "run")
 
 
-@pytest.mark.parametrize("size", [SMALL, LONG_MEDIUM, LARGE, NARROW])
+@pytest.mark.parametrize("size", [SMALL, LARGE])
 async def test_a_living_run(canned_run: RunPaths, size: tuple[int, int]):
     with supervising(canned_run):
         async with watching(canned_run, size=size) as pilot:

@@ -16,8 +16,6 @@ from forge.store.schema.views import VIEWS
 
 APPLICATION_ID = 0x46474532
 """`FGE2`, as `file run.db` and `PRAGMA application_id` show it."""
-UNRELEASED_IDS = (0x666F7267, 0x66726765, 0x46524745, 0x46474531)
-"""The same of runs recorded before the first release, whose schemas had numbers of their own."""
 VERSION = 1
 
 RUN_SCHEMA = RUN_TABLES + OPEN_TABLES + VIEWS + ROLLED_TABLES
@@ -38,19 +36,16 @@ def check_version(connection: sqlite3.Connection, *, path: Path) -> int:
         MachineError: its version is 0, but it has tables.
     """
     found, owner, num_tables = connection.execute(_VERSION).fetchone()
-    if owner in UNRELEASED_IDS:
+    if found and owner != APPLICATION_ID:
         raise ConfigError(
-            f"{path}: found a run recorded before the first release of forge (application_id "
-            f"{owner:#x}); allowed: {APPLICATION_ID:#x}. Read it with the version that wrote it, "
-            "or run its experiment again"
+            f"{path}: no database of this forge (application_id {owner:#x}, not "
+            f"{APPLICATION_ID:#x}); read it with the version that wrote it"
         )
     if found > VERSION:
         raise ConfigError(
             f"{path}: schema {found} is newer than this forge, which knows {VERSION}; "
             "read it with the version that wrote it, or a later one"
         )
-    if found and owner != APPLICATION_ID:
-        raise ConfigError(f"{path}: not a database of forge (application_id {owner:#x})")
     if num_tables and not found:
         raise MachineError(
             f"{path}: user_version says that it is empty, but it has tables: the number was "
