@@ -16,8 +16,7 @@ from forge.store.reader import open_run
 from forge.store.schema.views import (
     view_names,
 )
-from forge.store.write.databases import Databases
-from forge.store.write.writer import open_writer
+from forge.store.write.writer import Databases, open_writer
 from tests.store.storefactory import Options, make_root, small_run, turn, write_run
 
 SHOWN = [view for view in view_names() if view.startswith("v_")]

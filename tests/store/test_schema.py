@@ -16,7 +16,7 @@ from forge.records import ToolCall
 from forge.store.layout import RunPaths
 from forge.store.schema import rollups
 from forge.store.schema.create import APPLICATION_ID, VERSION, create, create_run
-from forge.store.write import databases
+from forge.store.write import writer
 from forge.views import run_state
 from tests.docs.pages import Block, read_blocks
 from tests.store.storefactory import small_run, turn, write_run
@@ -122,7 +122,7 @@ LATEST = "SCAN groups USING INDEX groups_by_step"
     ("sql", "expected"),
     [
         *((sql, []) for sql in (*rollups._SETTLE, run_state._TRAINED, run_state._LAST_TRAINED)),
-        (databases._SPENT, [LATEST]),
+        (writer._SPENT, [LATEST]),
     ],
 )
 def test_a_statement_reads_no_more_for_a_longer_run(

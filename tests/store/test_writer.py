@@ -123,7 +123,7 @@ def fill(root: Path) -> int:
 def test_a_database_at_its_size_limit_keeps_flushed_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.store.write import databases as module
+    from forge.store.write import writer as module
 
     connect = module._connect
 

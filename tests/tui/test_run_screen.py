@@ -8,7 +8,7 @@ import pytest
 from forge.process.control import LiveStatus
 from forge.store.layout import RunPaths, open_run_lock, write_status
 from forge.store.reader import open_run
-from forge.tui.widgets.run_lines import CurveBox, Histories, ProcessTable
+from forge.tui.screens.run import CurveBox, Histories, ProcessTable
 from forge.views.curves import load_processes
 from forge.views.run_state import RungState, load_ladder, load_stages
 from tests.tui.supervisors import component, supervising

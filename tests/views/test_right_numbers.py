@@ -19,7 +19,7 @@ from forge.runner.live.progress import Progress, plain_line
 from forge.runner.outlets.notify import Bests
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.tui.widgets.run_lines import draw_ladder, figures
+from forge.tui.screens.run import draw_ladder, figures
 from forge.views.api import open_run as open_api
 from forge.views.curves import Curves, load_activity
 from forge.views.report.charts import evaluation_chart
