@@ -28,16 +28,14 @@ from forge.views.report.samples import PageLink, Samples
 from forge.views.rollouts import MENTIONED_QUEUE_S
 from forge.views.run_state import (
     EVALUATIONS,
-    LAST_OF_ATTEMPT,
-    LAST_ROW,
     judged_label,
     judged_share,
     load_experiment,
+    load_seconds,
     parts_label,
     run_state,
     stage_name,
     stage_names,
-    total_seconds,
     trained_label,
     trained_share,
     unjudgeable_reasons,
@@ -65,10 +63,8 @@ SELECT purpose, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solv
 FROM v_problems
 WHERE purpose IS NOT NULL GROUP BY purpose ORDER BY purpose
 """
-ATTEMPTS = f"""
-SELECT started_at, ended_at, reason, seed, code_commit, code_diff, versions, machine,
-    {LAST_OF_ATTEMPT}
-FROM attempts ORDER BY attempt
+ATTEMPTS = """
+SELECT reason, seed, code_commit, code_diff, versions, machine FROM attempts ORDER BY attempt
 """
 _COLUMNS = ", ".join(
     f"""max(CASE key WHEN '{key}' THEN value END) AS "{name} '" """
@@ -170,7 +166,7 @@ class Contents:
         self.stages = self.settings.get("stage", [])
         self.attempts = ask(reader, ATTEMPTS)
         self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
-        self.seconds = total_seconds(self.attempts, (reader.one(LAST_ROW) or {}).get("at"))
+        self.seconds = load_seconds(reader)
         self.evaluations = ask(
             reader, f"{EVALUATIONS} ORDER BY at DESC, stage LIMIT {MOST_EVALUATIONS}"
         )[::-1]
