@@ -11,13 +11,13 @@ at a time; a kernel's file holds exactly the bytes that were judged.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+from forge.store.layout import write_file
 from forge.views.rollouts import ROLLOUTS, parse_address
 from forge.views.run_state import load_stages, stage_name
 
@@ -272,9 +272,10 @@ def write_kernel(code: str, path: Path, *, may_replace: bool = False) -> Path:
         path = path.expanduser().absolute()
         if path.is_dir():
             raise ConfigError(f"{path}: is a directory; name a file")
-        if not may_replace and os.path.lexists(path):
-            raise FileExistsError(f"{path}: exists")
-        _write(code, path, may_replace=may_replace)
+        if may_replace:
+            write_file(path, code)
+        else:
+            _write_new(code, path)
     except FileExistsError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
@@ -283,14 +284,11 @@ def write_kernel(code: str, path: Path, *, may_replace: bool = False) -> Path:
     return path
 
 
-def _write(code: str, path: Path, *, may_replace: bool) -> None:
-    target = path.with_name(f".{path.name[:MAX_NAME]}.{os.getpid()}") if may_replace else path
-    with target.open("x", encoding="utf-8", newline="") as file:  # x: never overwrites a file
+def _write_new(code: str, path: Path) -> None:
+    with path.open("x", encoding="utf-8", newline="") as file:
         try:
             file.write(code)
             file.flush()
-            if may_replace:
-                target.replace(path)
         except BaseException:
-            target.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise
