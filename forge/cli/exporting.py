@@ -60,15 +60,18 @@ def archive(
     as_json: Json = False,
 ) -> None:
     """Write a run as one file, which show, sql and others read and resume continues."""
-    from forge.views import runs as view
+    from forge.store.archive import write_archive
 
     if Path(run).is_file():
         raise ConfigError(f"{run}: a file; RUN is a directory or a name")
     with waiting("archive", is_shown=not as_json):
-        written = view.archive(find(run, store), out=out, with_weights=with_weights)
+        path, num_files = write_archive(find(run, store), out, with_weights=with_weights)
+    num_bytes = path.stat().st_size
     if as_json:
-        return print_json({"archive": str(written.path), "bytes": written.num_bytes})
-    print_text(view.describe(written, with_weights=with_weights))
+        return print_json({"archive": str(path), "bytes": num_bytes})
+    again = ", forge resume continues it" if with_weights else ""
+    held = f"{num_files} files, {num_bytes / 1e6:.1f} MB"
+    print_text(f"{path}: {held}; forge show, report and sql read it{again}")
 
 
 @app.command()

@@ -227,23 +227,20 @@ def top_folder(name: str) -> str:
     return PurePosixPath(name).parts[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenArchive:
-    """An archive that was written."""
-
-    path: Path
-    num_bytes: int
-    num_files: int
-
-
-def write_archive(paths: RunPaths, target: Path, *, with_weights: bool) -> WrittenArchive:
-    """Writes a run to a file, which is complete or absent.
+def write_archive(
+    paths: RunPaths, out: Path | None = None, *, with_weights: bool
+) -> tuple[Path, int]:
+    """Writes a run to a file, which is complete or absent: `<run>.forge.zip` beside its directory,
+    or in or as `out`. Returns the file and the number of files in it.
 
     Raises:
         ConfigError: the file exists; the run is running and weights are wanted; its databases are
             damaged, or of another version.
         MachineError: a file cannot be read or written.
     """
+    target = paths.root.parent if out is None else out
+    if target.is_dir():
+        target = target / f"{paths.name}{ARCHIVE_SUFFIX}"
     if target.exists():
         raise ConfigError(f"{target}: exists; --out names another file")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -263,7 +260,7 @@ def write_archive(paths: RunPaths, target: Path, *, with_weights: bool) -> Writt
         raise ConfigError(f"{paths.root}: {DAMAGED}: {error}") from error
     finally:
         part.unlink(missing_ok=True)
-    return WrittenArchive(path=target, num_bytes=target.stat().st_size, num_files=num_files)
+    return target, num_files
 
 
 def _write(paths: RunPaths, file: BinaryIO, part: Path, *, with_weights: bool) -> int:

@@ -5,11 +5,12 @@ TUI; a chat locks its own store. Each number is given to one run only, also when
 simultaneously; a file written here is complete or absent.
 
     runs/<name>-<n>/
-        run.db  tokens.db          everything recorded (store.schema.tables)
+        run.db  tokens.db          everything but tokens; token ids, log-probabilities
         acknowledged               commits, turns and highest ids in run.db (store.acknowledged)
         experiment.toml            the resolved experiment
         logs/attempt-<k>/          <process>.log
-        checkpoints/ weights/ batches/
+        checkpoints/ weights/      of the trainer; published ones
+        batches/                   offered to the trainer
         STATUS.json                state and pid of the supervisor, replaced by rename
         lock                       held by the supervisor that owns the run
 """
@@ -58,23 +59,14 @@ class RunPaths:
     root: Path
 
     run_db = _Below("run.db")
-    """Database of everything but tokens."""
     tokens_db = _Below("tokens.db")
-    """Database of token ids and log-probabilities."""
     acknowledged = _Below("acknowledged")
-    """Number of commits and turns, and highest ids."""
     experiment = _Below("experiment.toml")
-    """The resolved experiment."""
     checkpoints = _Below("checkpoints")
-    """Trainer checkpoints."""
     weights = _Below("weights")
-    """Published weights."""
     batches = _Below("batches")
-    """Batches offered to the trainer."""
     status = _Below("STATUS.json")
-    """State of the supervisor."""
     lock = _Below("lock")
-    """Lock of the supervisor."""
 
     @property
     def name(self) -> str:

@@ -148,46 +148,39 @@ class Activity:
     """Recent activity of a run, except curves."""
 
     mix: list[dict[str, Any]]
+    """status, num_turns and share of the verdicts of the last RECENT_GROUPS groups."""
     rollouts_per_s: float | None
+    """Of the groups finished in the last RATE_WINDOW_S; None if there are none."""
     processes: list[dict[str, Any]]
     idle: dict[str, float]
     """Role to its idle share over the last IDLE_STEPS steps."""
 
 
+_MIX = """
+SELECT status, num_turns, 1.0 * num_turns / sum(num_turns) OVER () AS share FROM (
+    SELECT status, count(*) AS num_turns
+    FROM (SELECT group_id FROM groups ORDER BY group_id DESC LIMIT ?)
+    CROSS JOIN verdicts USING (group_id) GROUP BY +status)
+ORDER BY status = 'correct' DESC, num_turns DESC, status
+"""
+"""Verdicts of the last groups, correct first, then by number. CROSS JOIN fixes the join order:
+otherwise SQLite reads all verdicts along their index."""
+_RATE = """
+SELECT sum(num_rollouts) FROM
+    (SELECT num_rollouts, recorded_at FROM groups ORDER BY group_id DESC LIMIT ?)
+WHERE recorded_at > ? AND num_rollouts > 0
+"""
+
+
 def load_activity(reader: RunReader, *, now: float) -> Activity:
     """Loads everything, in about 10 ms. `now` is Unix seconds."""
+    num = reader.value(_RATE, (RECENT_RATE_GROUPS, now - RATE_WINDOW_S))
     return Activity(
-        mix=load_failure_mix(reader),
-        rollouts_per_s=load_rollouts_per_s(reader, now=now),
+        mix=reader.rows(_MIX, (RECENT_GROUPS,)),
+        rollouts_per_s=num / RATE_WINDOW_S if num else None,
         processes=load_processes(reader),
         idle=load_idle(reader, stage=_training_stage(reader)[0], num_steps=IDLE_STEPS),
     )
-
-
-def load_failure_mix(reader: RunReader) -> list[dict[str, Any]]:
-    """status, num_turns and share of the verdicts of the last RECENT_GROUPS groups: correct first,
-    then by number."""
-    return reader.rows(
-        # CROSS JOIN fixes the join order: otherwise SQLite reads all verdicts along their index.
-        "SELECT status, num_turns, 1.0 * num_turns / sum(num_turns) OVER () AS share FROM ("
-        "SELECT status, count(*) AS num_turns FROM "
-        "(SELECT group_id FROM groups ORDER BY group_id DESC LIMIT ?) "
-        "CROSS JOIN verdicts USING (group_id) GROUP BY +status) "
-        "ORDER BY status = 'correct' DESC, num_turns DESC, status",
-        (RECENT_GROUPS,),
-    )
-
-
-def load_rollouts_per_s(reader: RunReader, *, now: float) -> float | None:
-    """Rollouts per second of the groups finished in the last RATE_WINDOW_S; None if there are
-    none."""
-    row = reader.one(
-        "SELECT sum(num_rollouts) AS num, min(recorded_at) AS since FROM "
-        "(SELECT num_rollouts, recorded_at FROM groups ORDER BY group_id DESC LIMIT ?) "
-        "WHERE recorded_at > ? AND num_rollouts > 0",
-        (RECENT_RATE_GROUPS, now - RATE_WINDOW_S),
-    )
-    return row["num"] / RATE_WINDOW_S if row and row["num"] else None
 
 
 def load_processes(reader: RunReader) -> list[dict[str, Any]]:

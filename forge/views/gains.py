@@ -147,28 +147,23 @@ ORDER BY t.status = 'wrong' DESC, t.group_id, t.rollout LIMIT 1
 """A failed answer that compiled comes first: it says more than one without a kernel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BeforeAfter:
-    """A failed answer and a later, correct one to the same problem."""
-
-    by: str
-    """Training between them: `grpo-3`."""
-    before: dict[str, Any]
-    """Row of ANSWER, with `stage`, the evaluation, and `rate`, correct of all first answers."""
-    after: dict[str, Any]
-
-
 def load_before_after(
     reader: RunReader, evaluations: Sequence[Mapping[str, Any]], stages: Sequence[str]
-) -> BeforeAfter | None:
-    """The pair around the last training that has one; None if there is none."""
+) -> dict[str, Any] | None:
+    """A failed answer and a later, correct one to the same problem, around the last training that
+    has such a pair; None if there is none.
+
+    Returns:
+        `by`, the training between them; `before` and `after`: rows of ANSWER, with `stage`, the
+        evaluation, and `rate`, correct of all first answers.
+    """
     chosen = whole_evaluations(evaluations)
     for place in range(len(chosen) - 1, 0, -1):
         before, after = chosen[place - 1], chosen[place]
         by = trained_between(reader, before, after, stages)
         found = _pair(reader, before, after) if by else None
         if found is not None:
-            return BeforeAfter(by=" and ".join(by), before=found[0], after=found[1])
+            return {"by": " and ".join(by), "before": found[0], "after": found[1]}
     return None
 
 

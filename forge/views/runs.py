@@ -16,14 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, ForgeError
 from forge.process.sockets import open_private_dir
-from forge.store.archive import (
-    WrittenArchive,
-    is_archive,
-    list_archives,
-    unpack_to_read,
-    write_archive,
-)
-from forge.store.layout import ARCHIVE_SUFFIX, RunPaths, list_runs
+from forge.store.archive import is_archive, list_archives, unpack_to_read
+from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
 from forge.views.run_state import (
     EVALUATIONS,
@@ -41,21 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from rich.console import Group as RichGroup
-
-
-def archive(paths: RunPaths, *, out: Path | None, with_weights: bool) -> WrittenArchive:
-    """Writes the archive of a run: `<run>.forge.zip` beside its directory, or in or as `out`."""
-    target = paths.root.parent if out is None else out
-    if target.is_dir():
-        target = target / f"{paths.name}{ARCHIVE_SUFFIX}"
-    return write_archive(paths, target, with_weights=with_weights)
-
-
-def describe(written: WrittenArchive, *, with_weights: bool) -> str:
-    """The line after an archive was written."""
-    again = ", forge resume continues it" if with_weights else ""
-    held = f"{written.num_files} files, {written.num_bytes / 1e6:.1f} MB"
-    return f"{written.path}: {held}; forge show, report and sql read it{again}"
 
 
 @contextmanager

@@ -107,9 +107,9 @@ def test_a_gain_is_paired_by_problem_and_has_an_interval(trained: Contents) -> N
 
 def test_the_pair_of_answers_is_of_one_problem(trained: Contents) -> None:
     pair = trained.before_after
-    assert pair.before["problem_id"] == pair.after["problem_id"]
-    assert (pair.before["status"], pair.after["status"]) == ("wrong", "correct")
-    assert (pair.before["rate"], pair.after["rate"]) == ("0 of 4", "4 of 4")
+    assert pair["before"]["problem_id"] == pair["after"]["problem_id"]
+    assert (pair["before"]["status"], pair["after"]["status"]) == ("wrong", "correct")
+    assert (pair["before"]["rate"], pair["after"]["rate"]) == ("0 of 4", "4 of 4")
 
 
 def test_the_pass_rate_has_points_of_held_out_problems(trained: Contents) -> None:

@@ -167,19 +167,11 @@ class StoreOptions(Protocol):
     """The keys of `[store]` that the writer needs."""
 
     @property
-    def texts(self) -> str:
-        """`plain` or `zstd`."""
-        ...
-
+    def texts(self) -> str: ...  # plain or zstd
     @property
-    def keep_tokens(self) -> str:
-        """`all`, `untrained` or `last:N` (see above)."""
-        ...
-
+    def keep_tokens(self) -> str: ...  # all, untrained or last:N
     @property
-    def min_free_bytes(self) -> int:
-        """Free disk space below which the run stops."""
-        ...
+    def min_free_bytes(self) -> int: ...  # free disk space below which the run stops
 
 
 class WriterThread:

@@ -196,7 +196,7 @@ class Contents:
     def _named_turns(self) -> list[str]:
         """Turns that the report names: of the pair, of best kernels, examples of failures."""
         pair = self.before_after
-        found = [] if pair is None else [pair.before["turn_id"], pair.after["turn_id"]]
+        found = [] if pair is None else [pair["before"]["turn_id"], pair["after"]["turn_id"]]
         found += [row[-1] for row in self._raw["kernels"].rows]
         return [*found, *(turn for row in self._raw["reasons"].rows for turn in row[-2:] if turn)]
 
