@@ -14,7 +14,7 @@ from forge.store.reader import open_run
 from forge.views import show
 from forge.views.report.contents import PROBLEMS
 from forge.views.run_state import load_run_state
-from forge.views.sql.named_queries import QUERIES
+from forge.views.sql.sql import QUERIES
 from forge.views.statistics import evaluate_groups
 from tests.store.storefactory import attempt, group, problem, write_run
 from tests.views.terminals import shown

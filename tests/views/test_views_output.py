@@ -16,7 +16,7 @@ from forge.store.reader import open_run
 from forge.views import rollouts, runs, show
 from forge.views.run_state import load_idle, load_run_state
 from forge.views.sql import sql
-from forge.views.sql.named_queries import QUERIES
+from forge.views.sql.sql import QUERIES
 from forge.views.text.terminal import printable
 from tests.store.storefactory import (
     attempt,
