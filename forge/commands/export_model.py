@@ -33,7 +33,7 @@ from forge.runner.weights.resume import find_weights
 from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES
 from forge.store.reader import open_run
-from forge.views.run_state import parts_label, trained_label
+from forge.views.run_state import words_of
 from forge.views.text.numbers import percent
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 EVALUATIONS = """
 SELECT stage, step, policy_version, num_problems, num_samples, max_turns, pass_at_1, ci_low,
     ci_high, pass_at_1_greedy, pass_at_1_multi, compile_rate, num_trained_problems,
-    num_shared_problems, by_source, by_level
+    num_shared_problems, num_judged_problems, unjudgeable, by_source, by_level
 FROM v_evaluations WHERE policy_version <= ?
 """
 POLICY = "SELECT stage, step, sha256 FROM policies WHERE version = ?"
@@ -281,8 +281,8 @@ def _figures(lineage: Mapping[str, Any]) -> Iterator[str]:
         [row["stage"], row["step"], f"{row['num_problems']} × {row['num_samples']}",
          percent(row["pass_at_1"]), f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
          percent(row["pass_at_1_multi"]), percent(row["compile_rate"]),
-         "; ".join(filter(None, (parts_label(row), trained_label(row))))]
-        for row in rows
+         "; ".join(filter(None, (words["parts"], words["trained"])))]
+        for row in rows for words in [words_of(row)]
     ])  # fmt: skip
     own = rows[-1]["policy_version"] == lineage["policy_version"]
     yield ""

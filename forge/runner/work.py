@@ -29,7 +29,7 @@ from forge.runner.weights.model_dir import lora_rank
 from forge.runner.weights.resume import require_weights
 from forge.serve.remote.remote import Remote, open_remote
 from forge.serve.replicas import open_replicas
-from forge.views.run_state import judged_label, parts_label, trained_label
+from forge.views.run_state import words_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -191,13 +191,14 @@ class Work:
         interval = f"[{result.ci_low:.1%}, {result.ci_high:.1%}]"
         row = {**asdict(result), **result.detail}
         size = f"{result.num_problems} problems x {result.num_samples}"
-        size = "; ".join(filter(None, (size, judged_label(row), trained_label(row))))
+        words = words_of(row)
+        size = "; ".join(filter(None, (size, words["judged"], words["trained"])))
         compiles = f"compiles {result.compile_rate:.1%}"
         self.run.console.say(
             f"{result.stage}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"
         )
-        if parts := parts_label(row):
-            self.run.console.say(f"{result.stage}: pass@1 of {parts}")
+        if words["parts"]:
+            self.run.console.say(f"{result.stage}: pass@1 of {words['parts']}")
 
 
 def _without_key(experiment: Experiment) -> JudgeTable:

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from forge.views.gains import FIRST_ANSWERS
-from forge.views.run_state import load_experiment, run_state, trained_label
+from forge.views.run_state import load_experiment, run_state, words_of
 from forge.views.statistics import Tally, compare_paired, estimate_difference
 from forge.views.text.numbers import NONE, digits, percent, without_empty
 from forge.views.text.secrets import HIDDEN, is_secret
@@ -604,8 +604,7 @@ def _mean_at(curve: tuple[tuple[float, float], ...], x: float) -> float | None:
 
 
 _EVALUATIONS = """
-SELECT stage, stage_index, step, num_problems, num_trained_problems, num_shared_problems,
-    json_extract(detail, '$.sources') AS sources
+SELECT *, json_extract(detail, '$.sources') AS sources
 FROM v_evaluations WHERE stage_index IS NOT NULL ORDER BY at DESC
 """
 _ANSWERS = f"""
@@ -641,5 +640,5 @@ def _choose_evaluation(
         }
         if answers:
             name = f"{row['stage']} at step {row['step']}"
-            return ", ".join(filter(None, (name, trained_label(row)))), answers
+            return ", ".join(filter(None, (name, words_of(row)["trained"]))), answers
     return None, {}

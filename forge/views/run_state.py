@@ -188,10 +188,11 @@ def _latest(row: Mapping[str, Any] | None) -> dict[str, Any]:
     if row is None:
         words = dict.fromkeys(("pass_by_source", "parts", "judged", "trained_on"), "")
         return {**words, "pass_at_1": None, "is_judged_in_part": False}
+    words = words_of(row)
     return {
-        "pass_at_1": row["pass_at_1"], "pass_by_source": pass_by_source(row),
-        "parts": parts_label(row), "judged": judged_label(row), "trained_on": trained_share(row),
-        "is_judged_in_part": is_judged_in_part(row),
+        "pass_at_1": row["pass_at_1"], "pass_by_source": words["short"], "parts": words["parts"],
+        "judged": words["judged"], "trained_on": words["trained_share"],
+        "is_judged_in_part": bool(words["judged_share"]),
     }  # fmt: skip
 
 
@@ -395,32 +396,6 @@ def load_played_steps(reader: RunReader, *, stage: int | None) -> PlayedSteps:
     )
 
 
-def is_judged_in_part(row: Mapping[str, Any]) -> bool:
-    """True if some of the problems of an evaluation, a row of EVALUATIONS, were not judged."""
-    return row["num_judged_problems"] < row["num_problems"]
-
-
-def judged_share(row: Mapping[str, Any]) -> str:
-    """`95 of 100`: the denominator of the rates; empty if all problems were judged."""
-    ratio = f"{row['num_judged_problems']} of {row['num_problems']}"
-    return ratio if is_judged_in_part(row) else ""
-
-
-def unjudgeable_reasons(row: Mapping[str, Any]) -> str:
-    """`5 (3 reference_failed, 2 problem_too_large)`, of problems; empty if none."""
-    reasons = _read(row, "unjudgeable")
-    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f"{count} {reason}" for reason, count in ordered)
-    return f"{sum(reasons.values())} ({listed})" if reasons else ""
-
-
-def judged_label(row: Mapping[str, Any]) -> str:
-    """`95 of 100 problems judged; 5 unjudgeable (5 reference_failed)`."""
-    judged = f"{row['num_judged_problems']} of {row['num_problems']} problems judged"
-    number, _, reasons = unjudgeable_reasons(row).partition(" ")
-    return f"{judged}; {number} unjudgeable {reasons}" if reasons else judged
-
-
 def _read(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A column with a JSON object, or such an object."""
     value = row.get(name) or {}
@@ -461,30 +436,44 @@ def pass_by_source(row: Mapping[str, Any]) -> str:
     return "; ".join(found) or percent(row["pass_at_1"])
 
 
-def trained_share(row: Mapping[str, Any]) -> str:
-    """Share of trained problems: `3 of 64`, or `0 of 64, 64 shared` if the run trains on 64 of them
-    sooner or later; empty if it does on none."""
-    num, shared = row["num_trained_problems"] or 0, row["num_shared_problems"] or 0
-    ratio = f"{num} of {row['num_problems']}"
-    return f"{ratio}, {shared} shared" if shared else ratio if num else ""
+def words_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """Words about an evaluation, a row of EVALUATIONS; empty where there is nothing to say.
 
-
-def trained_label(row: Mapping[str, Any]) -> str:
-    """Words for that share: `trained on 3 of 64 problems`, `trained on 0 of 64 problems, 64 shared
-    with training`; empty if none."""
-    ratio, _, shared = trained_share(row).partition(",")
-    label = ratio and f"trained on {ratio} problems"
-    return f"{label},{shared} with training" if shared else label
+    Returns:
+        `judged`: `95 of 100 problems judged; 5 unjudgeable (5 reference_failed)`, never empty;
+        `judged_share`: `95 of 100`, the denominator of the rates, if not all were judged;
+        `unjudgeable`: `5 (3 reference_failed, 2 problem_too_large)`;
+        `trained_share`: `3 of 64`, or `0 of 64, 64 shared` if the run trains on 64 of them sooner
+        or later; `trained`: `trained on 0 of 64 problems, 64 shared with training`;
+        `parts` and `short`: of `parts_label` and `pass_by_source`.
+    """
+    num, num_judged = row["num_problems"], row["num_judged_problems"]
+    reasons = _read(row, "unjudgeable")
+    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    listed = f"({', '.join(f'{count} {reason}' for reason, count in ordered)})"
+    num_bad = sum(reasons.values())
+    judged = f"{num_judged} of {num} problems judged"
+    trained, shared = row["num_trained_problems"] or 0, row["num_shared_problems"] or 0
+    ratio = f"{trained} of {num}" if trained or shared else ""
+    with_training = f", {shared} shared with training" if shared else ""
+    return {
+        "judged": f"{judged}; {num_bad} unjudgeable {listed}" if reasons else judged,
+        "judged_share": f"{num_judged} of {num}" if num_judged < num else "",
+        "unjudgeable": f"{num_bad} {listed}" if reasons else "",
+        "trained_share": f"{ratio}, {shared} shared" if shared else ratio,
+        "trained": ratio and f"trained on {ratio} problems{with_training}",
+        "parts": parts_label(row),
+        "short": pass_by_source(row),
+    }
 
 
 def describe_evaluation(row: Mapping[str, Any]) -> str:
     """`eval-4: pass@1 54.7 % (46.1 to 63.3): <parts>, <judged>, <trained>`."""
-    low, high = 100 * row["ci_low"], 100 * row["ci_high"]
-    parts = parts_label(row)
+    words, low, high = words_of(row), 100 * row["ci_low"], 100 * row["ci_high"]
     line = f"{row['stage']}: pass@1 {percent(row['pass_at_1'])} ({low:.1f} to {high:.1f})"
-    line += f": {parts}" if parts else ""
-    judged = judged_label(row) if is_judged_in_part(row) else ""
-    return ", ".join(filter(None, (line, judged, trained_label(row))))
+    line += f": {words['parts']}" if words["parts"] else ""
+    judged = words["judged"] if words["judged_share"] else ""
+    return ", ".join(filter(None, (line, judged, words["trained"])))
 
 
 _SECONDS = """
@@ -596,10 +585,11 @@ def load_ladder(
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
+    words = words_of(row)
     return {
         "pass_at_1": row["pass_at_1"], "low": row["ci_low"], "high": row["ci_high"],
         "size": f"{row['num_problems']}×{row['num_samples']}",
-        "parts": parts_label(row), "short": pass_by_source(row), "trained_on": trained_label(row),
+        "parts": words["parts"], "short": words["short"], "trained_on": words["trained"],
     }  # fmt: skip
 
 

@@ -23,10 +23,8 @@ from forge.views.run_state import (
     EVALUATIONS,
     load_seconds,
     load_stages,
-    parts_label,
-    pass_by_source,
     run_state,
-    trained_label,
+    words_of,
 )
 from forge.views.text.numbers import NONE, duration, when
 from forge.views.text.terminal import printable
@@ -105,9 +103,10 @@ def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
     row = reader.one(f"{EVALUATIONS} ORDER BY {order} DESC, at DESC LIMIT 1")
     if row is None:
         return None
-    labels = {"parts": parts_label(row), "short": pass_by_source(row)}
+    words = words_of(row)
+    labels = {"parts": words["parts"], "short": words["short"], "trained_on": words["trained"]}
     own = {name: row[name] for name in ("stage", "step", "pass_at_1", "ci_low", "ci_high")}
-    return {**own, **labels, "trained_on": trained_label(row)}
+    return {**own, **labels}
 
 
 def render_runs(runs: list[dict[str, Any]]) -> RichGroup:

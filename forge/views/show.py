@@ -14,18 +14,14 @@ from forge.records.rules import join_rules, split_rules
 from forge.store.reader import RunReader, open_run
 from forge.views.run_state import (
     describe_steps,
-    is_judged_in_part,
-    judged_label,
-    judged_share,
     load_experiment,
     load_idle_by_stage,
     load_ladder,
     load_run_state,
     load_stages,
-    parts_label,
     stage_name,
-    trained_share,
     why_lines,
+    words_of,
 )
 from forge.views.text.numbers import NONE, factor, launches, percent, without_empty
 from forge.views.text.terminal import printable, printable_values
@@ -229,13 +225,14 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     rows = [_evaluation(row) for row in evaluations]
     heads = list(rows[0]) if rows else []
     table = Fitting(*without_empty(heads, [list(row.values()) for row in rows]))
-    named = [row for row in evaluations[:-1] if is_judged_in_part(row)] + evaluations[-1:]
+    words = [(row["stage"], words_of(row)) for row in evaluations]
     lines = [
-        Text(printable(f"{row['stage']}: pass@1 of {parts}"))
-        for row in evaluations
-        if (parts := parts_label(row))
+        Text(printable(f"{stage}: pass@1 of {each['parts']}"))
+        for stage, each in words
+        if each["parts"]
     ]
-    lines += [Text(f"{row['stage']}: {judged_label(row)}") for row in named]
+    named = [each for each in words[:-1] if each[1]["judged_share"]] + words[-1:]
+    lines += [Text(f"{stage}: {each['judged']}") for stage, each in named]
     for row in evaluations[-1:]:
         lines += [
             Text(
@@ -249,7 +246,7 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
 
 
 def _evaluation(row: dict[str, Any]) -> dict[str, str]:
-    last_k = max(row["pass_at_k"], key=int, default=None)
+    words, last_k = words_of(row), max(row["pass_at_k"], key=int, default=None)
     return {
         "stage": row["stage"],
         "n": f"{row['num_problems']}×{row['num_samples']}",
@@ -262,8 +259,8 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
         "multi": percent(row["pass_at_1_multi"]),
         "pass@k": f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else NONE,
         "compiles": percent(row["compile_rate"]),
-        "judged": judged_share(row) or NONE,
-        "trained on": trained_share(row) or NONE,
+        "judged": words["judged_share"] or NONE,
+        "trained on": words["trained_share"] or NONE,
     }
 
 

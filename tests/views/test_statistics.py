@@ -6,6 +6,7 @@ import math
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from forge.records import End, Evaluation, Group, Purpose, Status, Trajectory
 from forge.store.reader import open_run
-from forge.views.run_state import judged_label, parts_label
+from forge.views.run_state import parts_label, words_of
 from forge.views.statistics import (
     FLOOR,
     THRESHOLDS,
@@ -49,6 +50,10 @@ def played(
 
 def evaluate(*groups: Group) -> Evaluation:
     return evaluate_groups(groups, PROBLEMS, stage="eval-0", step=0, version=1, max_turns=2, at=5.0)
+
+
+def described(result: Evaluation) -> dict[str, Any]:
+    return {"num_trained_problems": 0, "num_shared_problems": 0, **asdict(result), **result.detail}
 
 
 def test_pass_at_1_counts_first_turns_and_the_multi_turn_rate_counts_any() -> None:
@@ -95,7 +100,7 @@ def test_a_problem_that_cannot_be_judged_leaves_the_denominator_and_is_counted_b
     assert (both.num_problems, both.detail["num_judged_problems"]) == (2, 1)
     assert both.detail["unjudgeable"] == {"mismatch": 1}
     assert clean.detail["unjudgeable"] == {}
-    assert judged_label({**asdict(both), **both.detail}) == (
+    assert words_of(described(both))["judged"] == (
         "1 of 2 problems judged; 1 unjudgeable (1 mismatch)"
     )
 
@@ -105,7 +110,7 @@ def test_a_problem_that_was_judged_once_or_that_the_machine_failed_is_not_unjudg
     assert (once.detail["num_judged_problems"], once.detail["unjudgeable"]) == (1, {})
     failed = evaluate(played(0, [[GOOD]]), played(1, [[INFRA]], 1))
     assert (failed.detail["num_judged_problems"], failed.detail["unjudgeable"]) == (1, {})
-    assert judged_label({**asdict(failed), **failed.detail}) == "1 of 2 problems judged"
+    assert words_of(described(failed))["judged"] == "1 of 2 problems judged"
     greedy = evaluate(played(0, [[GOOD]], is_greedy=True), played(1, [[NONE]], 1, is_greedy=True))
     assert (greedy.num_problems, greedy.detail["num_judged_problems"]) == (2, 1)
     assert greedy.detail["unjudgeable"] == {"mismatch": 1}

@@ -23,7 +23,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from forge.views.run_state import parts_of, stage_name, trained_label
+from forge.views.run_state import parts_of, stage_name, words_of
 from forge.views.text.numbers import NONE, finite, grouped, percent
 from forge.views.text.terminal import printable
 
@@ -460,7 +460,7 @@ class Training:
             return chart
         stages = sorted({row["stage"] for row in self.steps})
         points = {stage: self._around(stage) for stage in stages}
-        trained = [trained_label(row) for found in points.values() for _, row in found]
+        trained = [words_of(row)["trained"] for found in points.values() for _, row in found]
         kind = "evaluated" if any(trained) else "held-out"
         lines = list[Line]()
         for stage, found in points.items():

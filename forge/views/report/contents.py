@@ -28,17 +28,12 @@ from forge.views.report.samples import PageLink, Samples
 from forge.views.rollouts import MENTIONED_QUEUE_S
 from forge.views.run_state import (
     EVALUATIONS,
-    judged_label,
-    judged_share,
     load_experiment,
     load_seconds,
-    parts_label,
     run_state,
     stage_name,
     stage_names,
-    trained_label,
-    trained_share,
-    unjudgeable_reasons,
+    words_of,
 )
 from forge.views.show import load_by_protocol
 from forge.views.text.numbers import NONE, clock, finite, grouped, percent, without_empty
@@ -269,7 +264,8 @@ class Contents:
             return None
         first, last = self.evaluations[0], self.evaluations[-1]
         words = [f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"]
-        words += [parts_label(last), judged_label(last), trained_label(last)]
+        about = words_of(last)
+        words += [about["parts"], about["judged"], about["trained"]]
         if len(self.evaluations) > 1:
             words.append(f"{percent(first['pass_at_1'])} in {first['stage']}")
         words += [f"{' and '.join(gain.by)} {gain.points()}" for gain in self.gains]
@@ -352,13 +348,13 @@ class Contents:
             [
                 self.samples.link(row["stage"], row["stage"]), str(row["step"]),
                 str(row["policy_version"]), f"{row['num_problems']} × {row['num_samples']}",
-                percent(row["pass_at_1"]), parts_label(row) or NONE,
+                percent(row["pass_at_1"]), words["parts"] or NONE,
                 f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
                 percent(row["pass_at_1_greedy"]), percent(row["pass_at_1_multi"]),
-                percent(row["compile_rate"]), judged_share(row) or NONE,
-                unjudgeable_reasons(row) or NONE, trained_share(row) or NONE,
+                percent(row["compile_rate"]), words["judged_share"] or NONE,
+                words["unjudgeable"] or NONE, words["trained_share"] or NONE,
             ]
-            for row in self.evaluations
+            for row in self.evaluations for words in [words_of(row)]
         ]  # fmt: skip
 
     def _setup(self) -> list[list[str]]:
