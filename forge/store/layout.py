@@ -147,6 +147,8 @@ def find_run(name: str | Path, *, store_dir: Path) -> RunPaths:
         )
     archive = store_dir / f"{name}{ARCHIVE_SUFFIX}"
     hint = f"{archive} is the archive of one" if archive.is_file() else ""
+    if step := re.fullmatch(r"(.+)[@:](\d+)", str(name)):
+        hint = f"a run is written {step[1]}, a step of it {step[1]}:{step[2]}"
     hint = hint or _describe_runs(str(name), list(by_name), store_dir)
     raise ConfigError(f"{name}: no such run; {hint}")
 
