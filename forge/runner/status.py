@@ -29,7 +29,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -341,42 +341,35 @@ class VitalsSampler:
             alone: pids counted without their descendants.
             uuids: cards.
         """
-        parents, resident, ticks = _processes()
+        processes = _processes()
+        children: dict[int, list[int]] = defaultdict(list)
+        for pid, each in processes.items():
+            children[each.parent].append(pid)
         alone = frozenset(alone)
-        trees = _trees(roots, parents) | {pid: frozenset({pid}) for pid in alone}
+        trees = {root: _tree(root, children) for root in roots}
+        trees |= {pid: frozenset({pid}) for pid in alone}
+        found = {
+            root: [processes[pid] for pid in tree if pid in processes]
+            for root, tree in trees.items()
+            if root in processes
+        }
+        now, before = time.monotonic(), self._ticks
+        passed_s, self._sampled_at = max(now - self._sampled_at, 1e-3), now
+        # Of a process alone, the time of its ended children does not count.
+        self._ticks = {
+            root: sum(each.ticks[root not in alone] for each in of) for root, of in found.items()
+        }
         return Vitals(
-            resident={
-                root: sum(resident.get(pid, 0) for pid in tree)
-                for root, tree in trees.items()
-                if root in resident
+            resident={root: sum(each.resident for each in of) for root, of in found.items()},
+            cpu_cores={
+                root: max(0, total - before[root]) / TICKS_PER_S / passed_s
+                for root, total in self._ticks.items()
+                if root in before
             },
-            cpu_cores=self._cpu_cores(trees, ticks, alone=alone),
             trees=trees,
             memory=read_memory(),
             cards=self._cards(uuids),
         )
-
-    def _cpu_cores(
-        self,
-        trees: Mapping[int, frozenset[int]],
-        ticks: Mapping[int, tuple[int, int]],
-        *,
-        alone: frozenset[int],
-    ) -> dict[int, float]:
-        """Cores by root; none for a tree that is new in this sample. Of a process alone, the time
-        of its ended children does not count."""
-        now, before = time.monotonic(), self._ticks
-        passed_s, self._sampled_at = now - self._sampled_at, now
-        self._ticks = {
-            root: sum(ticks[pid][root not in alone] for pid in tree if pid in ticks)
-            for root, tree in trees.items()
-            if root in ticks
-        }
-        return {
-            root: max(0, total - before[root]) / TICKS_PER_S / max(passed_s, 1e-3)
-            for root, total in self._ticks.items()
-            if root in before
-        }
 
     def _cards(self, uuids: Sequence[str]) -> dict[str, Card]:
         if not uuids or self._nvml is None:
@@ -411,15 +404,18 @@ def _card(nvml: Any, uuid: str) -> Card | None:
     return Card(used_bytes=int(memory.used), total_bytes=int(memory.total), use=use, by_pid=held)
 
 
-def _processes() -> tuple[dict[int, int], dict[int, int], dict[int, tuple[int, int]]]:
-    """Parent, resident bytes and ticks of CPU time of every process, each by pid; ticks without and
-    with those of its ended children."""
-    parents: dict[int, int] = {}
-    resident: dict[int, int] = {}
-    ticks: dict[int, tuple[int, int]] = {}
-    for name in os.listdir(PROC):
-        if not name.isdecimal():
-            continue
+class _Process(NamedTuple):
+    parent: int
+    resident: int
+    """Bytes."""
+    ticks: tuple[int, int]
+    """CPU time without and with that of its ended children."""
+
+
+def _processes() -> dict[int, _Process]:
+    """Every process by its pid."""
+    found: dict[int, _Process] = {}
+    for name in filter(str.isdecimal, os.listdir(PROC)):
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
@@ -427,24 +423,18 @@ def _processes() -> tuple[dict[int, int], dict[int, int], dict[int, tuple[int, i
             continue
         # proc(5): the name in brackets is followed by state, ppid, ...; rss is field 24. Fields 14
         # to 17 are its CPU time and that of children which ended: a tree's sum never falls.
-        parents[int(name)], resident[int(name)] = int(fields[1]), int(fields[21]) * PAGE_BYTES
         own, of_ended = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
-        ticks[int(name)] = own, own + of_ended
-    return parents, resident, ticks
-
-
-def _trees(roots: Iterable[int], parents: Mapping[int, int]) -> dict[int, frozenset[int]]:
-    children: dict[int, list[int]] = defaultdict(list)
-    for pid, parent in parents.items():
-        children[parent].append(pid)
-    found: dict[int, frozenset[int]] = {}
-    for root in roots:
-        tree, rest = {root}, [root]
-        while rest:
-            rest += (new := [pid for pid in children[rest.pop()] if pid not in tree])
-            tree.update(new)
-        found[root] = frozenset(tree)
+        pages = int(fields[21])
+        found[int(name)] = _Process(int(fields[1]), pages * PAGE_BYTES, (own, own + of_ended))
     return found
+
+
+def _tree(root: int, children: Mapping[int, Sequence[int]]) -> frozenset[int]:
+    tree, rest = {root}, [root]
+    while rest:
+        rest += (new := [pid for pid in children.get(rest.pop(), ()) if pid not in tree])
+        tree.update(new)
+    return frozenset(tree)
 
 
 @dataclass(slots=True)
