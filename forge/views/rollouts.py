@@ -120,7 +120,10 @@ def find(wanted: Filter) -> tuple[str, dict[str, Any]]:
     if "level" in given:
         tables += " JOIN problems p ON p.problem_id = g.problem_id"
     if wanted.rollout is not None:
-        given["group_id"], given["rollout"] = _parse_rollout(wanted.rollout)
+        place = parse_address(wanted.rollout)
+        if place is None or place.rollout is None:
+            raise ConfigError(f"--id {wanted.rollout}: not the name of a rollout; write g12.r3")
+        given |= {"group_id": place.group_id, "rollout": place.rollout}
         conditions.append("t.group_id = :group_id AND t.rollout = :rollout")
     order = _BEST if wanted.best else "t.group_id DESC, t.rollout DESC"
     sql = (
@@ -130,39 +133,22 @@ def find(wanted: Filter) -> tuple[str, dict[str, Any]]:
     return sql, {**given, "limit": -1 if wanted.limit is None else wanted.limit}
 
 
-def _parse_rollout(name: str) -> tuple[int, int]:
-    """(group_id, rollout)."""
-    place = parse_address(name)
-    if place is None or place.rollout is None:
-        raise ConfigError(f"--id {name}: not the name of a rollout; write g12.r3")
-    return place.group_id, place.rollout
-
-
 def _check(wanted: Filter) -> None:
-    for name, value, allowed in (
-        ("status", wanted.status, Status),
-        ("purpose", wanted.purpose, Purpose),
-    ):
+    for name, allowed in (("status", Status), ("purpose", Purpose)):
+        value = getattr(wanted, name)
         if value is not None and value not in list(allowed):
             raise ConfigError(f"--{name} {value}: no such {name}; allowed: {', '.join(allowed)}")
     for name in ("level", "step", "stage", "limit"):
-        if (value := getattr(wanted, name)) is not None:
-            _whole(name, value)
+        value = getattr(wanted, name)
+        if value is not None and not isinstance(value, int):
+            raise ConfigError(f"--{name} {value}: not an integer")
+        if value is not None and abs(value) > LARGEST:
+            found = f"found a number of {len(str(value))} digits"
+            raise ConfigError(f"--{name}: {found}; at most {LARGEST}")
     if wanted.limit is not None and wanted.limit < 1:
         raise ConfigError(f"--limit {wanted.limit}: must be 1 or more")
     if wanted.min_speedup is not None and math.isnan(wanted.min_speedup):
         raise ConfigError("--min-speedup nan: not a number")
-
-
-def _whole(name: str, value: int) -> int:
-    """The value. Raises ConfigError if it is no integer or beyond SQLite's range."""
-    if not isinstance(value, int):
-        raise ConfigError(f"--{name} {value}: not an integer")
-    if abs(value) > LARGEST:
-        raise ConfigError(
-            f"--{name}: found a number of {len(str(value))} digits; at most {LARGEST}"
-        )
-    return value
 
 
 def _rollout(reader: RunReader, group_id: int, rollout: int) -> dict[str, Any]:
@@ -223,34 +209,27 @@ def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
 
     parts: list[Any] = [] if rollouts else [NOT_FOUND]
     for each in rollouts:
-        head = (
-            f"{each['rollout_id']}  {each['problem_id']}  stage {each['stage']} step {each['step']}"
-        )
+        where = f"stage {each['stage']} step {each['step']}"
+        head = f"{each['rollout_id']}  {each['problem_id']}  {where}"
         parts.append(Rule(Text(printable(head), style="bold"), align="left"))
         for turn in each["turns"]:
             if turn["turn"] == 0:
                 parts += [Text("prompt", style="cyan"), Text(printable(turn["prompt"] or ""))]
-            parts += _turn_parts(turn)
+            reward = "not scored" if turn["reward"] is None else f"reward {turn['reward']:.3f}"
+            line = (
+                f"{turn['turn_id']}: {turn['status']} ({turn['reason']}), {reward}, "
+                f"{turn['num_completion_tokens']} tokens, {turn['finish']}, "
+                f"policy {turn['min_version']}"
+            )
+            style = "green" if turn["status"] == "correct" else "yellow"
+            parts += [
+                Text(f"answer {turn['turn'] + 1}", style="cyan"),
+                Text(printable(turn["completion"] or "")),
+                Text(printable(line), style=style),
+            ]
+            if turn["feedback"]:
+                parts += [Text("feedback", style="cyan"), Text(printable(turn["feedback"]))]
     return RichGroup(*parts)
-
-
-def _turn_parts(turn: dict[str, Any]) -> list[Any]:
-    from rich.text import Text
-
-    reward = "not scored" if turn["reward"] is None else f"reward {turn['reward']:.3f}"
-    line = (
-        f"{turn['turn_id']}: {turn['status']} ({turn['reason']}), {reward}, "
-        f"{turn['num_completion_tokens']} tokens, "
-        f"{turn['finish']}, policy {turn['min_version']}"
-    )
-    parts = [
-        Text(f"answer {turn['turn'] + 1}", style="cyan"),
-        Text(printable(turn["completion"] or "")),
-    ]
-    parts.append(Text(printable(line), style="green" if turn["status"] == "correct" else "yellow"))
-    if turn["feedback"]:
-        parts += [Text("feedback", style="cyan"), Text(printable(turn["feedback"]))]
-    return parts
 
 
 THINKING = "think"

@@ -9,7 +9,7 @@ run made by hand may lack or break any value: a missing one is left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -250,56 +250,46 @@ class Contents:
 
     @property
     def cards(self) -> list[tuple[str, str, str]]:
-        """Title, figure and explanation of each key number."""
-        cards = [self._pass_card(), self._speed_card(), self._solved_card(), self._reward_card()]
-        rollouts = PageLink(f"{self.num_rollouts:,}", "rollouts")
-        cards.append(("Rollouts", rollouts, f"{self.num_turns:,} turns judged"))
-        num = len(self.training.steps)
-        steps = f"{num:,} {'step' if num == 1 else 'steps'} of GRPO" if num else "of all attempts"
-        cards.append(("Time", clock(self.seconds), steps) if self.attempts else None)
-        return [card for card in cards if card is not None]
+        """Title, figure and explanation of each key number that is known."""
+        return list(self._cards())
 
-    def _pass_card(self) -> tuple[str, str, str] | None:
-        if not self.evaluations:
-            return None
-        first, last = self.evaluations[0], self.evaluations[-1]
-        words = [f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"]
-        about = words_of(last)
-        words += [about["parts"], about["judged"], about["trained"]]
-        if len(self.evaluations) > 1:
-            words.append(f"{percent(first['pass_at_1'])} in {first['stage']}")
-        words += [f"{' and '.join(gain.by)} {gain.points()}" for gain in self.gains]
-        figure = self.samples.link(percent(last["pass_at_1"]), last["stage"])
-        return "pass@1", figure, "; ".join(filter(None, words))
-
-    def _speed_card(self) -> tuple[str, str, str] | None:
+    def _cards(self) -> Iterator[tuple[str, str, str]]:
+        link = self.samples.link
+        if self.evaluations:
+            first, last = self.evaluations[0], self.evaluations[-1]
+            about = words_of(last)
+            ends = f"{percent(last['ci_low'])} to {percent(last['ci_high'])}"
+            words = [f"{last['stage']}, 95 %: {ends}"]
+            words += [about["parts"], about["judged"], about["trained"]]
+            if len(self.evaluations) > 1:
+                words.append(f"{percent(first['pass_at_1'])} in {first['stage']}")
+            words += [f"{' and '.join(gain.by)} {gain.points()}" for gain in self.gains]
+            figure = link(percent(last["pass_at_1"]), last["stage"])
+            yield "pass@1", figure, "; ".join(filter(None, words))
         best = next((row for row in self.kernels if row["speed-up ×"] is not None), None)
-        if best is None:
-            return None
-        figure = self.samples.link(f"≥ {best['at least ×']:.2f}×", best["turn"])
-        return "Best kernel", figure, f"{best['problem']}, measured {best['speed-up ×']:.2f}×"
-
-    def _solved_card(self) -> tuple[str, str, str] | None:
-        row = next((row for row in self.problems if row["purpose"] == "train"), None)
-        if row is None:
-            return None
-        judged = row["num_problems"] - row["num_unjudgeable"]
-        about = f"{percent(row['num_solved'] / judged) if judged else NONE}, at least once"
-        if row["num_unjudgeable"]:
-            about += f"; {row['num_unjudgeable']:,} more unjudgeable"
-        figure = self.samples.link(f"{row['num_solved']:,} of {judged:,}", "training")
-        return "Training problems solved", figure, about
-
-    def _reward_card(self) -> tuple[str, str, str] | None:
+        if best is not None:
+            figure = link(f"≥ {best['at least ×']:.2f}×", best["turn"])
+            yield "Best kernel", figure, f"{best['problem']}, measured {best['speed-up ×']:.2f}×"
+        for row in self.problems:
+            if row["purpose"] == "train":
+                judged = row["num_problems"] - row["num_unjudgeable"]
+                words = f"{percent(row['num_solved'] / judged) if judged else NONE}, at least once"
+                if row["num_unjudgeable"]:
+                    words += f"; {row['num_unjudgeable']:,} more unjudgeable"
+                figure = link(f"{row['num_solved']:,} of {judged:,}", "training")
+                yield "Training problems solved", figure, words
         rewards = [row["reward"] for row in self.training.steps if row["reward"] is not None]
-        if not rewards:
-            return None
-        first, last = (
-            grouped(sum(part) / len(part))
-            for part in (rewards[:REWARD_STEPS], rewards[-REWARD_STEPS:])
-        )
-        about = f"mean of the last {REWARD_STEPS} steps; {first} in the first {REWARD_STEPS}"
-        return "Reward", last, about
+        if rewards:
+            parts = rewards[:REWARD_STEPS], rewards[-REWARD_STEPS:]
+            begin, end = (grouped(sum(part) / len(part)) for part in parts)
+            words = f"mean of the last {REWARD_STEPS} steps; {begin} in the first {REWARD_STEPS}"
+            yield "Reward", end, words
+        rollouts = PageLink(f"{self.num_rollouts:,}", "rollouts")
+        yield "Rollouts", rollouts, f"{self.num_turns:,} turns judged"
+        if self.attempts:
+            num = len(self.training.steps)
+            words = f"{num:,} {'step' if num == 1 else 'steps'} of GRPO" if num else ""
+            yield "Time", clock(self.seconds), words or "of all attempts"
 
     def tables(self) -> dict[str, Table | None]:
         """Every table by its name in the page; None for one without rows."""
