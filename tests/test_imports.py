@@ -159,7 +159,7 @@ ROOMS: dict[str, set[str]] = {
     "tui": {"store", "tui.frame", "tui.screens", "views.text"},
     "tui.frame": {"process", "store", "views", "views.text"},
     "tui.widgets": {"process", "views", "views.text"},
-    "tui.screens": {"store", "tui.frame", "tui.widgets", "views", "views.text"},
+    "tui.screens": {"process", "store", "tui.frame", "tui.widgets", "views", "views.text"},
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""
 

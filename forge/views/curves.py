@@ -150,7 +150,7 @@ class Activity:
     mix: list[dict[str, Any]]
     """status, num_turns and share of the verdicts of the last RECENT_GROUPS groups."""
     rollouts_per_s: float | None
-    """Of the groups finished in the last RATE_WINDOW_S; None if there are none."""
+    """Finished in the last RATE_WINDOW_S; None if no groups were."""
     processes: list[dict[str, Any]]
     idle: dict[str, float]
     """Role to its idle share over the last IDLE_STEPS steps."""

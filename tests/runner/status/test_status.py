@@ -290,7 +290,7 @@ async def test_gpu_memory_is_attributed_by_process_if_the_driver_names_it(watche
     full: dict[str, Any] = {"total_bytes": 80 * GB, "used_bytes": 76 * GB}
     trees = {11: frozenset({11, 12}), 21: frozenset({21})}
     named = Card(**full, use=0.5, by_pid={12: 30 * GB, 21: 40 * GB})
-    seen = {"trees": trees}
+    seen: dict[str, Any] = {"trees": trees}
     found = watched.look(**seen, cards={"GPU-3": named})
     assert found["trainer"].device == "GPU 3"
     assert found["judge-0"].device == "GPU 3,0"
