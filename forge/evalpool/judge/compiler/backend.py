@@ -129,11 +129,7 @@ def _staged(
 
 def lower(module: Any, kernel: Kernel, target: Target, *, key: str) -> Binary:
     """Compiles a checked module. TTIR passes run again, whatever the text says it went through.
-
-    Raises:
-        Refused: an option is out of bounds.
-        CompileFailed: a stage refused the kernel.
-    """
+    Raises Refused for an option out of bounds, CompileFailed where a stage refuses the kernel."""
     code, facts = _staged(module, kernel, target, until="")
     num_registers, stack_bytes = usage_of(code) if target.gpu.backend == "cuda" else (0, 0)
     return Binary(
@@ -201,14 +197,11 @@ class ParseFailed(Exception):
 
 
 def check_ttir(kernel: Kernel, target: Target, *, is_rewritten: bool = False) -> Any:
-    """Returns the module of a kernel, without prints and asserts, to be compiled.
+    """Returns the module of a kernel, without prints and asserts, to be compiled. Raises Refused,
+    and ParseFailed for a text that is no module.
 
     Args:
         is_rewritten: the judge has made the text, by lines, from one that is checked for itself.
-
-    Raises:
-        Refused: with the operation and the reason.
-        ParseFailed: not a module.
     """
     check_text(kernel.ttir)
     module = parse(kernel.ttir, target)
@@ -320,7 +313,6 @@ class _Walker:
 
 
 def _type(operation: Any) -> str:
-    """Type of an operation's result."""
     return str(operation.get_result(0).get_type())
 
 

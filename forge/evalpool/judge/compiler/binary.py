@@ -147,22 +147,14 @@ def parse_binary(header: Header, code: bytes) -> Binary:
 
 
 SHARED_BYTES = {
+    **dict.fromkeys(
+        ("cuda:75", "hip:gfx90a", "hip:gfx942", "hip:gfx1100", "hip:gfx1201"), 64 << 10
+    ),
     "cuda:70": 96 << 10,
-    "cuda:75": 64 << 10,
-    "cuda:80": 163 << 10,
-    "cuda:86": 99 << 10,
-    "cuda:87": 163 << 10,
-    "cuda:89": 99 << 10,
-    "cuda:90": 227 << 10,
-    "cuda:100": 227 << 10,
-    "cuda:103": 227 << 10,
-    "cuda:120": 99 << 10,
-    "cuda:121": 99 << 10,
-    "hip:gfx90a": 64 << 10,
-    "hip:gfx942": 64 << 10,
+    **dict.fromkeys(("cuda:86", "cuda:89", "cuda:120", "cuda:121"), 99 << 10),
     "hip:gfx950": 160 << 10,
-    "hip:gfx1100": 64 << 10,
-    "hip:gfx1201": 64 << 10,
+    **dict.fromkeys(("cuda:80", "cuda:87"), 163 << 10),
+    **dict.fromkeys(("cuda:90", "cuda:100", "cuda:103"), 227 << 10),
 }
 """Shared memory of one block by opt-in (CUDA C++ programming guide, table of compute capabilities),
 LDS of a workgroup (AMD's ISA documents)."""

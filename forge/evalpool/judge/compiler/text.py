@@ -91,10 +91,8 @@ def check_text(text: str) -> None:
 
 
 def operations(text: str) -> Iterator[tuple[int, str]]:
-    """Yields line number (from 1) and name of each operation of a printed module, in order.
-
-    A module prints one operation a line, `tt.func` and `builtin.module` included.
-    """
+    """Yields line number (from 1) and name of each operation of a printed module, which has one in
+    a line, `tt.func` and `builtin.module` included."""
     for number, line in enumerate(text.split("\n"), 1):
         match = _OPERATION.match(line.strip())
         if match:

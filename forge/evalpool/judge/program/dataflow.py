@@ -85,11 +85,9 @@ class Effects:
 
 
 def effects(program: Program, node: Node, accesses: Accesses) -> Effects:
-    """Storages that a launch, an operation or a value reads and writes.
-
-    A choice has no effects of its own. An operation outside the table, which only references have,
-    writes to its results alone.
-    """
+    """Storages that a launch, an operation or a value reads and writes. A choice has no effects of
+    its own. An operation outside the table, which only references have, writes to its results
+    alone."""
     match node:
         case Launch():
             return _launch_effects(program, node, accesses)
@@ -348,7 +346,6 @@ def _looked_up(
 
 
 def _joined(passed: Sequence[int], chosen: int) -> int:
-    """Contents of the arguments whose bits are set."""
     return union_of(passed[place] for place in places_in(chosen))
 
 
@@ -381,7 +378,6 @@ def _first_contents(program: Program) -> dict[int, int]:
 
 
 def _through(program: Program, placed: Placed, source: int) -> int:
-    """The content that a node makes of what it reads."""
     node, in_init = placed.node, placed.section == Section.INIT
     is_launch = isinstance(node, Launch)
     is_move = isinstance(node, Op) and kind_of(program, node) in MOVES | {Kind.RANDOM}

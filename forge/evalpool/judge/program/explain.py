@@ -21,21 +21,14 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-from forge.evalpool.judge.program.walk import Placed, is_as_it_lies, places
+from forge.evalpool.judge.program.walk import is_as_it_lies, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHORT_TYPES = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
+    **{"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"},
+    **{"int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8", "uint8": "u8"},
 }
 INDENT = "  "
 
@@ -49,12 +42,10 @@ def node_names(program: Program) -> dict[str, str]:
     Launches, operations and so on are counted within their section, in a choice within the
     alternative: `launch 2 of 3: softmax_kernel, line 31`; `init: op 1 of 1: aten.cat, line 12`.
     """
-    found = list(places(program))
-    totals = Counter(_count_key(placed) for placed in found)
-    seen: Counter[tuple[str, str]] = Counter()
+    found = [(one, (one.path.rpartition("[")[0], _kind(one.node))) for one in places(program)]
+    totals, seen = Counter(key for _, key in found), Counter[tuple[str, str]]()
     names: dict[str, str] = {}
-    for placed in found:
-        key = _count_key(placed)
+    for placed, key in found:
         seen[key] += 1
         before = "init: " if placed.section == Section.INIT else ""
         line = f", line {placed.node.line}" if placed.node.line else ""
@@ -63,18 +54,11 @@ def node_names(program: Program) -> dict[str, str]:
     return names
 
 
-def _count_key(placed: Placed) -> tuple[str, str]:
-    """The list that a node stands in, and its kind: nodes are counted by both."""
-    return placed.path.rpartition("[")[0], _kind(placed.node)
-
-
 def _kind(node: Node) -> str:
-    """`launch`, `op`, `value` or `choice`."""
     return type(node).__name__.lower()
 
 
 def _subject(program: Program, node: Node) -> str:
-    """Kernel or operation of a node."""
     match node:
         case Launch():
             return program.kernels[node.kernel].name
@@ -95,10 +79,8 @@ def short_operation(name: str) -> str:
 
 
 def tensor_name(program: Program, tensor: int) -> str:
-    """A tensor by its storage, with type and shape: `input 0 f32[128, 64]`.
-
-    A view that is not its storage from the start in order says its offset and strides.
-    """
+    """A tensor by its storage, with type and shape: `input 0 f32[128, 64]`; offset and strides,
+    too, of a view that is not its storage from the start in order."""
     view = program.tensors[tensor]
     dtype = SHORT_TYPES.get(view.dtype, view.dtype)
     text = f"{storage_name(program, view.storage)} {dtype}{list(view.shape)}"
@@ -130,7 +112,10 @@ def explain(program: Program) -> str:
 
 
 def _lines(program: Program) -> Iterator[str]:
-    yield f"program for {program.target}, {_summary(program)}"
+    counts = Counter(_kind(placed.node) for placed in places(program))
+    plurals = {"launch": "launches", "op": "ops", "value": "values", "choice": "choices"}
+    said = [f"{n} {name if n == 1 else plurals[name]}" for name, n in counts.items()]
+    yield f"program for {program.target}, {', '.join(said) or 'no nodes'}"
     if program.stateful:
         yield f"stateful: {program.stateful}"
     for at, kernel in enumerate(program.kernels):
@@ -147,16 +132,7 @@ def _lines(program: Program) -> Iterator[str]:
     yield f"returns {program.returned}: {outputs or 'nothing'}"
 
 
-def _summary(program: Program) -> str:
-    """Counts of nodes: `2 launches, 1 op`."""
-    counts = Counter(_kind(placed.node) for placed in places(program))
-    plurals = {"launch": "launches", "op": "ops", "value": "values", "choice": "choices"}
-    said = [f"{n} {name if n == 1 else plurals[name]}" for name, n in counts.items()]
-    return ", ".join(said) or "no nodes"
-
-
 def _node_lines(program: Program, node: Node, indent: str) -> Iterator[str]:
-    """A node in a line; a choice with its alternatives below."""
     yield indent + (f"[line {node.line}] " if node.line else "") + _node_line(program, node)
     for number, one in enumerate(node.alternatives if isinstance(node, Choice) else ()):
         mark = " (chosen)" if isinstance(node, Choice) and node.chosen == number else ""
@@ -185,7 +161,6 @@ def _node_line(program: Program, node: Node) -> str:
 
 
 def _argument(program: Program, argument: Literal | LaunchArgument) -> str:
-    """An argument of a launch or an operation as text."""
     match argument:
         case TensorUse():
             return tensor_name(program, argument.tensor)

@@ -58,6 +58,8 @@ def first_call(program: Program, accesses: Accesses) -> FirstCall | None:
 
     A choice that was made in `init` is settled in `forward`.
     """
+    if sum(1 for _ in places(program)) > limits.MAX_NODES // 4:
+        return None
     settled = {node.key for node in program.init if isinstance(node, Choice)}
     found: FirstCall | None = None
     tensors, stored, nodes = list(program.tensors), list(program.storages), list(program.forward)
@@ -74,8 +76,6 @@ def first_call(program: Program, accesses: Accesses) -> FirstCall | None:
         twice = tuple(_twice(one, tensors, stored) for one in node.alternatives)
         nodes[place] = replace(node, alternatives=twice)
     if found is None:
-        return None
-    if sum(1 for _ in places(program)) > limits.MAX_NODES // 4:
         return None
     made = replace(program, tensors=tuple(tensors), storages=tuple(stored), forward=tuple(nodes))
     return replace(found, program=made)
@@ -110,8 +110,8 @@ def _twice(one: Alternative, tensors: list[Tensor], stored: list[Storage]) -> Al
     behind: list[Op] = []
     for number in one.restored:
         tensor, copy = tensors[number], len(tensors)
-        steps = [math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape))]
-        tensors.append(replace(tensor, storage=len(stored), offset=0, strides=tuple(steps)))
+        steps = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape)))
+        tensors.append(replace(tensor, storage=len(stored), offset=0, strides=steps))
         stored.append(Storage(num_bytes=tensor_bytes(tensor), origin=Origin.ALLOCATION))
         use, kept = TensorUse(tensor=number), TensorUse(tensor=copy)
         before.append(Op(name="aten.clone.default", arguments=(use,), results=(copy,)))

@@ -20,26 +20,16 @@ if TYPE_CHECKING:
 VERSION = 2
 """Version of the format. A stored program of another version cannot be run again."""
 
+_OF_ONE_BYTE = (
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("int8", "uint8", "bool"),
+)
 ITEM_BYTES: Mapping[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "complex64": 8,
+    **dict.fromkeys(_OF_ONE_BYTE, 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
     "complex128": 16,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-    "bool": 1,
 }
 """Bytes of one element, by torch's name of the type."""
 

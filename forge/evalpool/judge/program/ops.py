@@ -87,10 +87,8 @@ def misuse(op: Op) -> str | None:
 
 
 def kind_of(program: Program, op: Op) -> Kind:
-    """The kind of an operation, by its name and the types of its tensors.
-
-    Operations outside the table, which only references have, count as heavy.
-    """
+    """The kind of an operation, by its name and the types of its tensors. Operations outside the
+    table, which only references have, count as heavy."""
     kind = KINDS.get(packet(op.name), Kind.HEAVY)
     if op.name == "aten.sum.dim_IntList" and _adds_nothing(program, op):
         kind = Kind.COPY

@@ -93,7 +93,6 @@ def _stands_at(start: int, whole: list[_Form], part: list[_Form], owed: list[_Fo
 
 
 def _needed(prefix: Program) -> list[int]:
-    """Positions of the nodes that the outputs of a prefix depend on."""
     live = {prefix.tensors[output].storage for output in prefix.outputs}
     kept: list[int] = []
     for at in reversed(range(len(prefix.forward))):
@@ -345,7 +344,6 @@ def _are_indices(program: Program, numbers: Set[int]) -> bool:
 
 
 def _init(program: Program) -> Iterator[Any]:
-    """The nodes of init, and the memory that it knows."""
     yield from (placed.node for placed in places(program) if placed.section == Section.INIT)
     for storage in program.storages:
         is_known = storage.origin == Origin.PARAMETER or (

@@ -18,16 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 INTEGERS: Mapping[str, tuple[int, str]] = {
-    "i1": (1, "B"),
-    "u1": (1, "B"),
-    "i8": (8, "b"),
-    "i16": (16, "h"),
-    "i32": (32, "i"),
-    "i64": (64, "q"),
-    "u8": (8, "B"),
-    "u16": (16, "H"),
-    "u32": (32, "I"),
-    "u64": (64, "Q"),
+    **{"i1": (1, "B"), "u1": (1, "B")},
+    **{"i8": (8, "b"), "i16": (16, "h"), "i32": (32, "i"), "i64": (64, "q")},
+    **{"u8": (8, "B"), "u16": (16, "H"), "u32": (32, "I"), "u64": (64, "Q")},
 }
 """Bits and `struct` letter of the integer types that pass by value."""
 
@@ -36,15 +29,8 @@ FLOATS: Mapping[str, str] = {"fp16": "e", "bf16": "", "fp32": "f", "fp64": "d"}
 
 ELEMENTS: Mapping[str, int] = {
     **{name: max(bits, 8) // 8 for name, (bits, _) in INTEGERS.items()},
-    "fp16": 2,
-    "bf16": 2,
-    "fp32": 4,
-    "fp64": 8,
-    "fp8e4nv": 1,
-    "fp8e5": 1,
-    "fp8e4b8": 1,
-    "fp8e5b16": 1,
-    "fp8e4b15": 1,
+    **{"fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8},
+    **dict.fromkeys(("fp8e4nv", "fp8e5", "fp8e4b8", "fp8e5b16", "fp8e4b15"), 1),
 }
 """Bytes of one element behind a pointer or a descriptor."""
 
@@ -89,18 +75,14 @@ def parse_type(text: str) -> Pointer | ByValue | Described | None:
 
 
 def fits_element(element: str, dtype: str) -> bool:
-    """True if a tensor may stand behind a pointer to `element`.
-
-    The sizes must be equal; `triton.reinterpret` gives bits another type.
-    """
+    """True if a tensor may stand behind a pointer to `element`: of its size, since
+    `triton.reinterpret` gives bits another type."""
     return ELEMENTS[element] == ITEM_BYTES[dtype]
 
 
 def misfit(type: str, value: Scalar) -> str | None:
-    """The reason why `value` cannot pass as a scalar of `type`; None if it can.
-
-    A float of any size passes as any float type: Triton's launcher rounds it, to infinity as well.
-    """
+    """The reason why `value` cannot pass as a scalar of `type`; None if it can. Any float passes as
+    any float type: Triton's launcher rounds it, to infinity as well."""
     if type in FLOATS:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return None if is_number else f"{value!r} is no number"

@@ -312,7 +312,6 @@ DESCRIPTOR = record(
 
 
 def _launch_argument(value: Any) -> LaunchArgument:
-    """A scalar, a tensor or a descriptor."""
     if isinstance(value, dict):
         tag, inner = tagged(cast("Any", value))
         if tag == "tensor":
@@ -348,7 +347,6 @@ def _keywords(value: Any) -> dict[str, Literal]:
 
 
 def _node(value: Any) -> Node:
-    """One node by its tag."""
     tag, inner = tagged(expect(value, dict, "an object"))
     if tag not in NODES:
         refuse(f"{shown(tag)} is no kind of node")
@@ -356,7 +354,6 @@ def _node(value: Any) -> Node:
 
 
 def _inner_node(value: Any) -> Node:
-    """A node of an alternative."""
     if isinstance(value, dict) and "choice" in value:
         refuse("a choice in a choice")
     return _node(value)
@@ -471,7 +468,6 @@ def _check_storage(
 
 
 def _check_tensor(program: Program, tensor: Tensor, path: str) -> None:
-    """A tensor lies within its storage."""
     _check_index(tensor.storage, program.storages, f"{path}.storage", "storages")
     if len(tensor.shape) != len(tensor.strides):
         fail(path, f"{len(tensor.shape)} dimensions and {len(tensor.strides)} strides")
@@ -506,7 +502,6 @@ def _check_amount(found: list[Placed]) -> None:
 
 
 def _num_tensors(nodes: Sequence[Node]) -> int:
-    """Tensors that nodes name, each as often as they do."""
     return sum(1 for node in nodes for _ in tensors_of(node))
 
 
@@ -565,7 +560,6 @@ def _argument_misfit(
 
 
 def _descriptor_misfit(program: Program, made: Descriptor, type: Described) -> str | None:
-    """The reason why a descriptor does not fit a parameter; None if it does."""
     tensor = program.tensors[made.tensor]
     if not fits_element(type.element, tensor.dtype):
         return f"a tensor of {tensor.dtype}"
@@ -592,7 +586,6 @@ def _check_value(tensor: Tensor, answer: Scalar, path: str) -> None:
 
 
 def _check_index(index: int, things: Sequence[object], path: str, name: str) -> None:
-    """An index is one of some things."""
     if not 0 <= index < len(things):
         fail(path, f"{index} is no index of {len(things)} {name}")
 
@@ -658,8 +651,6 @@ def _encoded(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """The JSON, with its sizes."""
-
     version: int
     texts: tuple[int, ...]
     program: dict[str, Any]
@@ -675,11 +666,7 @@ SIZES = many(INDEX, limits.MAX_STORAGES)
 
 
 def loads(data: bytes) -> Program:
-    """The program in `data`.
-
-    Raises:
-        InvalidProgram: it is malformed or beyond a bound; the message begins with the place.
-    """
+    """The program in `data`. Raises InvalidProgram, whose message begins with the place."""
     if len(data) > limits.MAX_BYTES:
         fail("program", f"{len(data)} bytes, more than {limits.MAX_BYTES}")
     if data[: len(MAGIC)] != MAGIC or len(data) < HEAD_BYTES:

@@ -246,7 +246,6 @@ def _going_on(run: Run, one: Launch) -> list[tuple[Run, int]]:
 
 
 def _pointed(argument: Argument) -> frozenset[int]:
-    """The storage that an argument points to, if any."""
     address = argument.base if isinstance(argument, HostDescriptor) else argument
     if not isinstance(address, Address) or address.storage is None:
         return frozenset()

@@ -125,11 +125,8 @@ class Draft:
 
 
 def parse(text: str) -> Module:
-    """A module's tree.
-
-    Raises:
-        InvalidModule: not TTIR within the bounds; the message names the line.
-    """
+    """A module's tree. Raises InvalidModule, with the line, for what is not TTIR within the
+    bounds."""
     if len(text) > MAX_TEXT_BYTES:
         raise InvalidModule(f"longer than {MAX_TEXT_BYTES} bytes")
     return Parser(text).module()

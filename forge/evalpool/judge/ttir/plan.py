@@ -122,14 +122,11 @@ class ModulePlan:
 
 @lru_cache(maxsize=PLANS)
 def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
-    """The plan of a module's text.
+    """The plan of a module's text. Raises InvalidModule for what is not TTIR or not of the closed
+    list, Unsupported for an operation that has no semantics here.
 
     Args:
         is_exact: products of float32 keep what TF32 lacks.
-
-    Raises:
-        InvalidModule: not TTIR, or not of the closed list.
-        Unsupported: an operation that has no semantics here.
     """
     with malformed():
         module = parse(text)
@@ -233,7 +230,6 @@ def _exact(operation: Operation) -> Operation:
 
 
 def _read(operations: Iterable[Operation]) -> frozenset[int]:
-    """Values that operations read."""
     found: set[int] = set()
     for operation in operations:
         found.update(operation.operands)

@@ -42,11 +42,8 @@ Compute: TypeAlias = Callable[..., Any]
 
 
 def compute_of(operation: Operation, used: frozenset[int]) -> Compute:
-    """The function of an operation; `used` are the values that something reads.
-
-    Raises:
-        Unsupported: the evaluator has no such operation.
-    """
+    """The function of an operation; `used` are the values that something reads. Raises Unsupported
+    for an operation that the evaluator lacks."""
     name = operation.name
     if name in FUNCTIONS:
         return FUNCTIONS[name](operation)
@@ -70,7 +67,6 @@ def compute_of(operation: Operation, used: frozenset[int]) -> Compute:
 
 
 def _is_block_integer(kind: Type) -> bool:
-    """True for blocks of integers wider than a bool."""
     element = element_of(kind)
     is_integer = isinstance(element, Scalar) and not element.is_float and element.name != "i1"
     return is_integer and bool(shape_of(kind))
@@ -85,7 +81,6 @@ def array_of(value: Value, kind: Type) -> Array:
 
 
 def _on_arrays(operation: Operation) -> Compute:
-    """The function of `semantics`."""
     function = OPERATIONS.get(operation.name)
     if function is None:
         raise Unsupported(f"line {operation.line}: {operation.name} needs a card")
@@ -186,8 +181,6 @@ def _on_pointers(operation: Operation) -> Compute:
 
 
 def _plain(function: Callable[[Value], Value]) -> Compute:
-    """A function of the only operand."""
-
     def compute(_group: Group, value: Value) -> Value:
         return function(value)
 
@@ -210,7 +203,6 @@ def _selected(_group: Group, mask: Array, a: Symbolic, b: Symbolic) -> Symbolic:
 
 
 def _poison(operation: Operation) -> Compute:
-    """`ub.poison`: zeros."""
     kind = operation.types.results[0]
     element, rank = element_of(kind), len(shape_of(kind))
     if isinstance(element, Scalar):
@@ -294,7 +286,6 @@ AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}
 
 
 def _range(operation: Operation) -> Compute:
-    """`tt.make_range`: a line of numbers."""
     start, end = operation.attributes["start"], operation.attributes["end"]
     line = fixed(np.arange(start, end, dtype=np.int64)[None])
     return _always(Symbolic((line,), start, end - 1))
@@ -314,7 +305,6 @@ def _num_programs(operation: Operation) -> Compute:
 
 
 def _splat(operation: Operation) -> Compute:
-    """`tt.splat`: a scalar as a block."""
     kind = operation.types.results[0]
     rank, is_sum = len(shape_of(kind)), _is_block_integer(kind)
 
@@ -326,7 +316,6 @@ def _splat(operation: Operation) -> Compute:
 
 
 def _unsplat(operation: Operation) -> Compute:
-    """`tt.unsplat`: a block of one element as a scalar."""
     kind = operation.types.operands[0]
     if isinstance(element_of(kind), Pointer):
         return _plain(lambda value: symbolic.mapped(value, np.ravel))
@@ -354,7 +343,6 @@ def _reshaped(operation: Operation) -> Compute:
 
 
 def _memory_element(operation: Operation) -> Scalar:
-    """Type of the elements behind an operation's pointers."""
     kind = operation.types.operands[0]
     element = element_of(kind)
     if isinstance(element, Pointer) and isinstance(element.pointee, Scalar):
@@ -436,7 +424,6 @@ class TensorDescriptor:
 
 
 def _described(operation: Operation) -> Compute:
-    """`tt.make_tensor_descriptor`"""
     rank = (len(operation.operands) - 1) // 2
     is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
     size = scalar_of(_block_of(operation.types.results[0])).num_bytes
@@ -505,7 +492,6 @@ def _along(start: Any, axis: int, shape: tuple[int, ...]) -> Symbolic:
 
 
 def _load_described(operation: Operation) -> Compute:
-    """`tt.descriptor_load` and `tt.descriptor_gather`"""
     kind = operation.types.results[0]
     block, dtype = _block_shape(operation, kind), dtype_of(scalar_of(kind))
     window = _window(operation, kind)
@@ -519,8 +505,6 @@ def _load_described(operation: Operation) -> Compute:
 
 
 def _store_described(operation: Operation) -> Compute:
-    """`tt.descriptor_store`, `tt.descriptor_scatter`, and the atomic update of a block,
-    `tt.descriptor_reduce`."""
     kind = operation.types.operands[-1]
     block, window = _block_shape(operation, kind), _window(operation, kind)
     is_update = operation.name == "tt.descriptor_reduce"
@@ -546,7 +530,6 @@ def _block_shape(operation: Operation, kind: Type) -> tuple[int, ...]:
 
 
 def _block_of(kind: Type) -> Block:
-    """The block type of a descriptor. Raises Unsupported for other types."""
     if not isinstance(kind, Descriptor):
         raise Unsupported(f"{kind} is no descriptor")
     return kind.block

@@ -17,20 +17,10 @@ if TYPE_CHECKING:
 
 BITS = {
     "i1": 1,
-    "i8": 8,
-    "i16": 16,
-    "i32": 32,
-    "i64": 64,
-    "index": 64,
-    "f8E4M3FN": 8,
-    "f8E5M2": 8,
-    "f8E4M3FNUZ": 8,
-    "f8E5M2FNUZ": 8,
-    "f8E4M3B11FNUZ": 8,
-    "f16": 16,
-    "bf16": 16,
-    "f32": 32,
-    "f64": 64,
+    **dict.fromkeys(("i8", "f8E4M3FN", "f8E5M2", "f8E4M3FNUZ", "f8E5M2FNUZ", "f8E4M3B11FNUZ"), 8),
+    **dict.fromkeys(("i16", "f16", "bf16"), 16),
+    **dict.fromkeys(("i32", "f32"), 32),
+    **dict.fromkeys(("i64", "index", "f64"), 64),
 }
 """Width of each scalar type in bits. In memory an `i1` takes a byte."""
 

@@ -36,21 +36,12 @@ from forge.evalpool.judge.ttir.tree import Attribute, Scalar, Signature, Type, e
 
 Array: TypeAlias = NDArray[Any]
 DTYPES: Mapping[str, np.dtype[Any]] = {
-    name: np.dtype(kind)
-    for name, kind in {
-        "i1": np.bool_,
-        "i8": np.int8,
-        "i16": np.int16,
-        "i32": np.int32,
-        "i64": np.int64,
-        "index": np.int64,
-        "f8E4M3FN": np.float32,
-        "f8E5M2": np.float32,
-        "f16": np.float16,
-        "bf16": np.float32,
-        "f32": np.float32,
-        "f64": np.float64,
-    }.items()
+    "i1": np.dtype(np.bool_),
+    **{f"i{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    "index": np.dtype(np.int64),
+    **dict.fromkeys(("f8E4M3FN", "f8E5M2", "bf16", "f32"), np.dtype(np.float32)),
+    "f16": np.dtype(np.float16),
+    "f64": np.dtype(np.float64),
 }
 """Numpy's type of the array for each scalar type."""
 
@@ -261,11 +252,7 @@ UNSIGNED: Mapping[np.dtype[Any], np.dtype[Any]] = {
 
 
 def scalar_of(kind: Type) -> Scalar:
-    """Element type of a block of numbers.
-
-    Raises:
-        Unsupported: for pointers and descriptors.
-    """
+    """Element type of a block of numbers. Raises Unsupported for pointers and descriptors."""
     element = element_of(kind)
     if not isinstance(element, Scalar):
         raise Unsupported(f"arithmetic on {kind}")
@@ -285,10 +272,8 @@ def signed(array: Array, kind: Scalar) -> Array:
 
 
 def to_float(array: Array, kind: Scalar) -> Array:
-    """Numbers rounded to nearest even, once, to a float type; `array` has float32 or float64.
-
-    8-bit floats saturate, as `cvt.satfinite` does.
-    """
+    """Numbers rounded to nearest even, once, to a float type; `array` has float32 or float64. 8-bit
+    floats saturate, as `cvt.satfinite` does."""
     if kind.name == "f16":
         return array.astype(np.float16)
     if kind.name in FORMATS:

@@ -163,10 +163,8 @@ MASKED = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
 
 
 def lookups_of(module: Module, name: str) -> Lookups:
-    """The lookups of a kernel. Raises InvalidModule for one that takes too long to read.
-
-    A function that is called, rather than inlined, may do with its arguments whatever there is.
-    """
+    """The lookups of a kernel. Raises InvalidModule for one that takes too long to read. A function
+    that is called, rather than inlined, may do with its arguments whatever there is."""
     function = module.functions[name]
     if sum(map(is_memory, function.arguments)) < 2:
         return frozenset()

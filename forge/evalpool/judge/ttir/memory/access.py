@@ -72,7 +72,6 @@ def _blended(values: Array, mask: Array | None, other: Array | None) -> Array:
 
 
 def _assembled(access: Access, other: Array | None, results: list[tuple[Part, Array]]) -> Array:
-    """The values of several parts as one array."""
     shapes = [term.shape for term in access.addresses.terms]
     shapes += [one.shape for one in (access.mask, other) if one is not None]
     shape = (access.group.size, *np.broadcast_shapes(*shapes)[1:])
@@ -144,11 +143,8 @@ def check_written(access: Access, part: Part) -> None:
 
 
 def resolve(access: Access, *, is_write: bool) -> Iterator[Part]:
-    """Parts of an access.
-
-    Raises:
-        Faulted: an active lane is outside every storage of the launch, or not aligned.
-    """
+    """Parts of an access. Raises Faulted for an active lane that is outside every storage of the
+    launch, or not aligned."""
     addresses, mask, launch = access.addresses, access.mask, access.launch
     allowed = launch.watched if is_write else launch.reachable
     if mask is not None and mask.size == 1:
@@ -188,7 +184,6 @@ def _lanes(
     allowed: frozenset[int],
     instances: NDArray[np.intp] | None,
 ) -> Iterator[Part]:
-    """Parts lane by lane."""
     array = addresses.array(np.dtype(np.int64))
     lanes: Array | None = None
     if mask is not None:
@@ -240,7 +235,6 @@ def _raise(
     array: NDArray[np.int64],
     instances: NDArray[np.intp] | None,
 ) -> None:
-    """Raises Faulted for the first bad lane."""
     lane = first_lane(bad)
     raise Faulted(access.fault_at(kind, int(array[lane]), instances, lane))
 

@@ -126,13 +126,11 @@ def note_atomic(access: Access, part: Part) -> None:
     storage, granule = part.storage, part.storage.granule
     places = _coarse(part.places, access.size, granule)
     ids = access.ids(part)
-    if storage.writers is None:
-        storage.writers = _record(storage)
-    else:
-        writers = places.read(storage.writers, granule)
-        found = (writers != NOBODY) & (writers != MANY) & (writers != ids)
-        _report(access, part, found, writers)
-    places.write(storage.writers, granule, np.full_like(ids, MANY), part.mask)
+    record = storage.writers = _record(storage) if storage.writers is None else storage.writers
+    writers = places.read(record, granule)
+    found = (writers != NOBODY) & (writers != MANY) & (writers != ids)
+    _report(access, part, found, writers)
+    places.write(record, granule, np.full_like(ids, MANY), part.mask)
 
 
 def _changed(found: Array, part: Part, flat: Array, raw: Array) -> Array:

@@ -93,10 +93,8 @@ def cat(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Ar
 
 
 def gather(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
-    """`source[index]` along one axis; an index out of range reads the nearest element.
-
-    The hardware's result is undefined there.
-    """
+    """`source[index]` along one axis; an index out of range reads the nearest element, where the
+    hardware's result is undefined."""
     axis = attributes["axis"] + 1
     source, index = (
         expanded(array, shape_of(kind))
@@ -229,7 +227,6 @@ def _part(arrays: list[Array], place: int, start: int, stop: int, step: int = 1)
 
 
 def _sized(array: Array, place: int, size: int) -> tuple[int, ...]:
-    """Shape of an array with another size of one axis."""
     return (*array.shape[:place], size, *array.shape[place + 1 :])
 
 

@@ -539,11 +539,8 @@ def _conversion(source: str, target: str, rounding: str) -> Function | None:
 
 
 def extern_elementwise(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
-    """A function of a device library.
-
-    Raises:
-        Unsupported: with the symbol, where it is not known.
-    """
+    """A function of a device library. Raises Unsupported with the symbol of one that is not
+    known."""
     symbol: str = attributes["symbol"]
     function = lookup(symbol)
     if function is None:
