@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -32,7 +32,7 @@ def mutated(base: bytes, random: Random) -> bytes:
     length = int.from_bytes(base[len(MAGIC) : HEAD_BYTES], "little")
     head = json.loads(base[HEAD_BYTES : HEAD_BYTES + length])
     for _ in range(random.choice([1, 1, 1, 2, 3])):
-        random.choice(MISTAKES)(head, random)
+        _mistake(head, random)
     text = json.dumps(head).encode()
     return MAGIC + len(text).to_bytes(4, "little") + text + base[HEAD_BYTES + length :]
 
@@ -40,76 +40,53 @@ def mutated(base: bytes, random: Random) -> bytes:
 def _mutated_bytes(base: bytes, random: Random) -> bytes:
     data = bytearray(base)
     for _ in range(random.randint(1, 4)):
-        at = random.randrange(len(data))
+        at, new = random.randrange(len(data)), random.randbytes(random.randint(1, 9))
         match random.randrange(3):
             case 0:
-                data[at] = random.randrange(256)
+                data[at] = new[0]
             case 1:
-                del data[at : at + random.randint(1, 9)]
+                del data[at : at + len(new)]
             case _:
-                data[at:at] = random.randbytes(random.randint(1, 9))
+                data[at:at] = new
         data = data or bytearray(b"x")
     return bytes(data)
 
 
-# --- mistakes in the records
-
-
-def _replace(head: Any, random: Random) -> None:
-    holder, key = random.choice(list(holders(head)))
-    holder[key] = _odd(random)
-
-
-def _odd(random: Random) -> Any:
-    """A copy: a later mistake may change it, or put it into itself."""
-    return copy.deepcopy(random.choice(ODD))
-
-
-def _swap(head: Any, random: Random) -> None:
+def _mistake(head: Any, random: Random) -> None:
+    """One mistake in the records; new values are copies, which a later mistake may change."""
     found = list(holders(head))
-    (one, at), (other, there) = random.choice(found), random.choice(found)
-    one[at] = json.loads(json.dumps(other[there]))  # a copy: a JSON has no cycles
-
-
-def _nudge(head: Any, random: Random) -> None:
-    numbers = [(h, k) for h, k in holders(head) if type(h[k]) is int]
-    if numbers:
-        holder, key = random.choice(numbers)
-        holder[key] += random.choice([-1, 1, 2, 8])
-
-
-def _remove(head: Any, random: Random) -> None:
-    holder, key = random.choice(list(holders(head)))
-    del holder[key]
-
-
-def _repeat(head: Any, random: Random) -> None:
-    lists = [h[k] for h, k in holders(head) if isinstance(h[k], list) and h[k]]
-    if lists:
-        chosen = random.choice(lists)
-        chosen.insert(random.randint(0, len(chosen)), random.choice(chosen))
-
-
-def _add_key(head: Any, random: Random) -> None:
-    records = [h[k] for h, k in holders(head) if isinstance(h[k], dict)]
-    if records:
-        random.choice(records)[random.choice(["line", "chosen", "x", "alpha"])] = _odd(random)
-
-
-def _rename_operation(head: Any, random: Random) -> None:
-    ops = [h[k] for h, k in holders(head) if k == "op" and isinstance(h[k], dict)]
-    if ops:
-        random.choice(ops)["name"] = random.choice(OPERATIONS)
-
-
-def _insert_operation(head: Any, random: Random) -> None:
-    nodes = [h[k] for h, k in holders(head) if k in ("forward", "nodes") and isinstance(h[k], list)]
-    if nodes:
-        schema = schemas()[random.choice(OPERATIONS)]
-        arguments = [_argument(a.type, random) for a in schema.arguments if not a.is_keyword]
-        made = {"name": schema.name, "arguments": arguments, "results": [random.randrange(3)]}
-        chosen = random.choice(nodes)
-        chosen.insert(random.randint(0, len(chosen)), {"op": made})
+    (holder, key), (other, there) = random.choice(found), random.choice(found)
+    odd = copy.deepcopy(random.choice(ODD))
+    numbers = [(h, k) for h, k in found if type(h[k]) is int]
+    lists = [h[k] for h, k in found if isinstance(h[k], list) and h[k]]
+    records = [(k, h[k]) for h, k in found if isinstance(h[k], dict)]
+    nodes = [h[k] for h, k in found if k in ("forward", "nodes") and isinstance(h[k], list)]
+    match random.choice(MISTAKES):
+        case "replace":
+            holder[key] = odd
+        case "swap":
+            holder[key] = json.loads(json.dumps(other[there]))  # a JSON has no cycles
+        case "remove":
+            del holder[key]
+        case "nudge" if numbers:
+            holder, key = random.choice(numbers)
+            holder[key] += random.choice([-1, 1, 2, 8])
+        case "repeat" if lists:
+            chosen = random.choice(lists)
+            chosen.insert(random.randint(0, len(chosen)), random.choice(chosen))
+        case "add key" if records:
+            _, record = random.choice(records)
+            record[random.choice(["line", "chosen", "x", "alpha"])] = odd
+        case "rename" if ops := [record for name, record in records if name == "op"]:
+            random.choice(ops)["name"] = random.choice(OPERATIONS)
+        case "insert" if nodes:
+            schema = schemas()[random.choice(OPERATIONS)]
+            arguments = [_argument(a.type, random) for a in schema.arguments if not a.is_keyword]
+            made = {"name": schema.name, "arguments": arguments, "results": [random.randrange(3)]}
+            chosen = random.choice(nodes)
+            chosen.insert(random.randint(0, len(chosen)), {"op": made})
+        case _:
+            pass
 
 
 def _argument(type: str, random: Random) -> Any:
@@ -122,9 +99,9 @@ def _argument(type: str, random: Random) -> Any:
     return known.get(type, {"dtype": "float32"} if type == "ScalarType" else random.randrange(3))
 
 
-MISTAKES: list[Callable[[Any, Random], None]] = [
-    *(_replace, _swap, _nudge, _nudge, _remove, _repeat, _add_key),
-    *(_rename_operation, *[_insert_operation] * 5),
+MISTAKES = [
+    *("replace", "swap", "nudge", "nudge", "remove", "repeat", "add key", "rename"),
+    *["insert"] * 5,
 ]
 OPERATIONS = sorted(schemas())
 

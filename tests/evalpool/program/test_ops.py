@@ -16,7 +16,6 @@ from forge.evalpool.judge.program.ops import (
     packet,
     schemas,
 )
-from forge.evalpool.judge.program.walk import op_bytes
 from tests.evalpool.program.programs import addition, dense, op
 
 FLOAT16 = NamedConstant(kind="dtype", name="float16")
@@ -161,16 +160,3 @@ def test_a_sum_of_one_part_is_a_copy() -> None:
     assert kind_of(held, op("aten.sum.dim_IntList", "t0", [1], results=(1,))) == Kind.COMBINE
     assert kind_of(held, op("aten.sum.dim_IntList", "t0", [], results=(1,))) == Kind.COMBINE
     assert kind_of(held, op("aten.prod.dim_int", "t0", 0, results=(1,))) == Kind.COMBINE
-
-
-def test_an_operation_moves_its_operands_and_its_result() -> None:
-    held = program(dense(0, 8, 16), dense(0, 16, 4), dense(1, 8, 4))
-    made = op("aten.mm.default", "t0", "t1", results=(2,))
-    assert op_bytes(held, made) == 4 * (128 + 64 + 32)
-
-
-def test_an_expanded_tensor_costs_its_elements() -> None:
-    expanded = Tensor(storage=0, offset=0, shape=(1000, 4), strides=(0, 1), dtype="float32")
-    held = program(expanded, dense(1, 4))
-    made = op("aten.sum.dim_IntList", "t0", [0], results=(1,))
-    assert op_bytes(held, made) == 16016

@@ -164,11 +164,6 @@ def test_damaged_texts_are_read_or_refused(data: st.DataObject) -> None:
         plan_of(source[:start] + added + source[end:])
 
 
-def test_types_print_as_in_the_text() -> None:
-    kind = Block((4, 2), Pointer(F32))
-    assert str(kind) == "tensor<4x2x!tt.ptr<f32>>"
-
-
 @pytest.mark.parametrize("name", [r'"a\32"', '"é"', '"a\tb"', "a-b", "1a", '"a'])
 def test_a_symbol_that_two_readers_may_take_for_different_is_refused(name: str) -> None:
     with pytest.raises(InvalidModule):

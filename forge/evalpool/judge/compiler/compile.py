@@ -77,22 +77,11 @@ class Job:
 class Compiler:
     """Compiles kernels for the judge. Safe to use from several threads."""
 
-    def __init__(
-        self,
-        spawner: Spawner,
-        *,
-        cache: Cache,
-        num_parallel: int | None = None,
-        deadline_s: float = DEADLINE_S,
-    ) -> None:
-        """
-        Args:
-            num_parallel: children at once; the cores of this process by default.
-            deadline_s: for one kernel.
-        """
+    def __init__(self, spawner: Spawner, *, cache: Cache, deadline_s: float = DEADLINE_S) -> None:
+        """`deadline_s`: for one kernel."""
         self._spawner = spawner
         self._cache = cache
-        count = num_parallel or len(os.sched_getaffinity(0))
+        count = len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="compile")
         self._deadline_s = deadline_s
         self._lock = threading.Lock()

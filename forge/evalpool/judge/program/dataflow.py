@@ -25,7 +25,7 @@ from forge.evalpool.judge.program.format import (
     Value,
 )
 from forge.evalpool.judge.program.limits import MAX_INPUTS
-from forge.evalpool.judge.program.ops import MOVES, Kind, bind, kind_of, operation_schema, packet
+from forge.evalpool.judge.program.ops import MOVES, Kind, bind, kind_of, packet, schemas
 from forge.evalpool.judge.program.walk import Placed, tensor_bytes, tensors_in, tensors_of
 
 
@@ -132,7 +132,7 @@ def _op_effects(program: Program, op: Op) -> Effects:
 
 def written_in_place(op: Op) -> tuple[set[int], set[int]]:
     """The tensors among an operation's arguments that it updates, and those that it overwrites."""
-    schema = operation_schema(op.name)
+    schema = schemas().get(op.name)
     bound = bind(schema, op) if schema else []
     if isinstance(bound, str):
         return set(), set()

@@ -34,23 +34,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstCall:
-    """A program whose configurations run twice, and the cause why that may matter."""
+    """A program whose configurations run twice."""
 
     program: Program
-    kernel: str
-    arguments: tuple[str, ...]
-    """Names of arguments that the kernel reads and writes, and nothing puts back."""
+    words: str
+    """The cause why that may matter, and what to do, in a line."""
     line: int
-
-    @property
-    def words(self) -> str:
-        """The cause and what to do, in a line."""
-        names = ", ".join(repr(name) for name in self.arguments)
-        return (
-            f"kernel {self.kernel}: triton.autotune runs every configuration on the same tensors, "
-            f"and what they leave in {names} changes the first call on a card; "
-            f"use reset_to_zero=[{names}] or restore_value=[{names}]"
-        )
 
 
 def first_call(program: Program, accesses: Accesses) -> FirstCall | None:
@@ -61,30 +50,26 @@ def first_call(program: Program, accesses: Accesses) -> FirstCall | None:
     if sum(1 for _ in places(program)) > limits.MAX_NODES // 4:
         return None
     settled = {node.key for node in program.init if isinstance(node, Choice)}
-    found: FirstCall | None = None
+    words, line = "", 0
     tensors, stored, nodes = list(program.tensors), list(program.storages), list(program.forward)
     for place, node in enumerate(program.forward):
         if not isinstance(node, Choice) or node.key in settled or len(node.alternatives) == 1:
             continue
-        left = [_left(program, one, accesses) for one in node.alternatives]
-        cause = next(filter(None, left), None)
-        if cause is None:
+        cause = next(filter(None, (_left(program, one, accesses) for one in node.alternatives)), "")
+        if not cause:
             continue
-        found = found or FirstCall(
-            program=program, kernel=cause[0], arguments=cause[1], line=node.line
-        )
+        if not words:
+            words, line = cause, node.line
         twice = tuple(_twice(one, tensors, stored) for one in node.alternatives)
         nodes[place] = replace(node, alternatives=twice)
-    if found is None:
+    if not words:
         return None
     made = replace(program, tensors=tuple(tensors), storages=tuple(stored), forward=tuple(nodes))
-    return replace(found, program=made)
+    return FirstCall(program=made, words=words, line=line)
 
 
-def _left(
-    program: Program, one: Alternative, accesses: Accesses
-) -> tuple[str, tuple[str, ...]] | None:
-    """A kernel of an alternative, and the arguments that it reads and writes unrestored."""
+def _left(program: Program, one: Alternative, accesses: Accesses) -> str:
+    """Names a kernel of an alternative, and the arguments that it reads and writes unrestored."""
     restored = storages(program, one.restored)
     for node in one.nodes:
         if not isinstance(node, Launch):
@@ -94,14 +79,18 @@ def _left(
         if both:
             kernel = program.kernels[node.kernel]
             pairs = zip(node.arguments, kernel.parameters, strict=False)
-            names = [
-                parameter.name
+            names = ", ".join(
+                repr(parameter.name)
                 for argument, parameter in pairs
                 if isinstance(argument, TensorUse | Descriptor)
                 and program.tensors[argument.tensor].storage in both
-            ]
-            return kernel.name, tuple(names)
-    return None
+            )
+            return (
+                f"kernel {kernel.name}: triton.autotune runs every configuration on the same "
+                f"tensors, and what they leave in {names} changes the first call on a card; "
+                f"use reset_to_zero=[{names}] or restore_value=[{names}]"
+            )
+    return ""
 
 
 def _twice(one: Alternative, tensors: list[Tensor], stored: list[Storage]) -> Alternative:

@@ -72,14 +72,9 @@ SHORT_BYTES = 2
 """Size of an integer that is too short for an index."""
 
 
-def operation_schema(name: str) -> Schema | None:
-    """The schema of `aten.add.Tensor`; None if it is not in the table."""
-    return schemas().get(name)
-
-
 def misuse(op: Op) -> str | None:
     """The reason why the executor must not run an operation; None if it may."""
-    schema = operation_schema(op.name)
+    schema = schemas().get(op.name)
     if schema is None:
         return f"{short_operation(op.name)} is not among the operations that a program may have"
     wrong = misfit(schema, op)

@@ -38,10 +38,10 @@ from forge.evalpool.judge.ttir.tree import (
 from forge.evalpool.judge.ttir.values import DTYPES, decode, memory_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
-DenseLiteral: TypeAlias = str | list[Any]
-"""Text of a number, a list of such, or a string of hexadecimal bytes."""
+DenseLiteral: TypeAlias = str | list[str]
+"""Text of a number for all elements, those of each in order, or a string of hexadecimal bytes."""
 
 MAX_DEPTH = 64
 """Nesting of regions, types and attributes."""
@@ -147,8 +147,6 @@ class Parser:
         """Type of each value of the current function, by its number."""
         self.names: dict[str, tuple[int, ...]] = {}
         """Values in scope by name; several for a pack (`%14:2`)."""
-        self.hidden: list[list[tuple[str, tuple[int, ...] | None]]] = []
-        """For each open scope: the names it defined, with what they meant outside."""
 
     # --- tokens
 
@@ -427,22 +425,23 @@ class Parser:
     def dense(self) -> DenseLiteral:
         """The content of `dense<...>`; its type comes behind it."""
         self.expect("<")
-        literal: DenseLiteral = "" if self.peek(">") else self._dense_item()
+        is_list, is_empty = self.peek("["), self.peek(">")
+        found = [""] if is_empty else self._dense_items()
         self.expect(">")
-        return literal
+        return found if is_list else found[0]
 
-    def _dense_item(self) -> DenseLiteral:
+    def _dense_items(self) -> list[str]:
         if self.peek("["):
             self.enter()
             self.expect("[")
-            items = [self._dense_item() for _ in self.items("]")]
+            items = [one for _ in self.items("]") for one in self._dense_items()]
             self.leave()
             return items
         if self.peek('"'):
-            return self.string()
+            return [self.string()]
         words = {"true": "1", "false": "0"}
         word = next((one for one in words if self.accept_word(one)), "")
-        return words[word] if word else self.match(NUMBER, "a number")[0]
+        return [words[word] if word else self.match(NUMBER, "a number")[0]]
 
     # --- modules and functions
 
@@ -477,7 +476,7 @@ class Parser:
             self.position = len(self.text) if end < 0 else end
 
     def _function(self) -> Function:
-        self.types, self.names, self.hidden = [], {}, []
+        self.types, self.names = [], {}
         self.skip()
         line = self.line
         self.expect("tt.func")
@@ -485,7 +484,6 @@ class Parser:
         if not self.accept_word("public"):
             self.accept_word("private")
         name = self.symbol()
-        self._open_scope()
         arguments: list[int] = []
         self.expect("(")
         for _ in self.items(")"):
@@ -497,7 +495,7 @@ class Parser:
             self.attributes()
         if not self.peek("{"):
             raise self.error(f"function {name} has no body")
-        body = self.region(arguments, is_open=True)
+        body = self.region(arguments)
         return Function(
             name=name,
             arguments=tuple(self.types[one] for one in arguments),
@@ -516,26 +514,11 @@ class Parser:
             raise self.error(f"more than {MAX_OPERATIONS} operations")
         return self.num_operations - 1
 
-    def _open_scope(self) -> None:
-        """Begins a scope; a name in it hides one outside."""
-        self.enter()
-        self.hidden.append([])
-
-    def _close_scope(self) -> None:
-        """Ends a scope; names mean again what they meant outside."""
-        self.leave()
-        for name, before in reversed(self.hidden.pop()):
-            if before is None:
-                del self.names[name]
-            else:
-                self.names[name] = before
-
     def _define(self, name: str, types: list[Type]) -> tuple[int, ...]:
         """Numbers of new values, one for each type, that a name stands for."""
         first = len(self.types)
         self.types.extend(types)
         values = tuple(range(first, first + len(types)))
-        self.hidden[-1].append((name, self.names.get(name)))
         self.names[name] = values
         return values
 
@@ -573,15 +556,15 @@ class Parser:
 
     # --- regions and operations
 
-    def region(self, arguments: list[int] | None = None, *, is_open: bool = False) -> Region:
-        """`{ ... }`; `arguments` belong to the entry block and may be in scope already."""
-        if not is_open:
-            self._open_scope()
+    def region(self, arguments: Sequence[int] = ()) -> Region:
+        """`{ ... }`; `arguments` belong to the entry block. A name in it hides one outside."""
+        self.enter()
+        outside = self.names.copy()
         self.expect("{")
         labels: dict[str, int] = {}
         pending: list[tuple[list[int], list[Draft]]] = []
         current: list[Draft] = []
-        entry = list(arguments or ())
+        entry = list(arguments)
         if not self.peek("^"):
             pending.append((entry, current))
         while not self.accept("}"):
@@ -593,14 +576,14 @@ class Parser:
                 if label in labels:
                     raise self.error(f"block {label} is defined twice")
                 labels[label] = len(pending)
-                block_arguments: list[int] = []
+                own = [] if pending else entry
                 if self.accept("("):
-                    block_arguments += (self._typed("an argument") for _ in self.items(")"))
+                    own += (self._typed("an argument") for _ in self.items(")"))
                 self.expect(":")
                 current = []
-                pending.append((block_arguments if pending else entry + block_arguments, current))
-                continue
-            current.append(self._operation())
+                pending.append((own, current))
+            else:
+                current.append(self._operation())
         blocks = [
             BasicBlock(
                 arguments=tuple(values),
@@ -608,7 +591,8 @@ class Parser:
             )
             for values, drafts in pending
         ]
-        self._close_scope()
+        self.names = outside
+        self.leave()
         return Region(blocks=tuple(blocks))
 
     def _finished(self, draft: Draft, labels: dict[str, int]) -> Operation:
@@ -790,12 +774,11 @@ class Parser:
         """`arith.constant 5 : i32`, `true`, or `dense<...> : T`"""
         if self.peek("{"):
             self.attributes()
-        for word in ("true", "false"):
-            if self.accept_word(word):
-                if self.accept(":"):
-                    self.type()
-                draft.attributes["value"] = word == "true"
-                return [BOOL]
+        if (is_true := self.accept_word("true")) or self.accept_word("false"):
+            if self.accept(":"):
+                self.type()
+            draft.attributes["value"] = is_true
+            return [BOOL]
         if self.accept_word("dense"):
             literal = self.dense()
             self.expect(":")
@@ -816,10 +799,9 @@ class Parser:
         if not isinstance(kind, Block) or not isinstance(element, Scalar):
             raise self.error("a dense constant is a tensor of scalars")
         if isinstance(literal, list):
-            flat = _flat(literal)
-            if len(flat) != int(np.prod(kind.shape)):
-                raise self.error(f"{len(flat)} numbers for {kind}")
-            numbers = [self.literal(one, element) for one in flat]
+            if len(literal) != int(np.prod(kind.shape)):
+                raise self.error(f"{len(literal)} numbers for {kind}")
+            numbers = [self.literal(one, element) for one in literal]
             wanted = np.float64 if element.is_float else np.int64
             return np.array(numbers, wanted).reshape(kind.shape)
         if literal.startswith("0x") and len(literal) > 18:
@@ -857,10 +839,11 @@ class Parser:
 
     def _enter_region(self, draft: Draft, names: list[str], types: list[Type]) -> None:
         """Reads a region whose arguments have these names and types."""
-        self._open_scope()
+        outside = self.names.copy()
         pairs = zip(names, types, strict=True)
         arguments = [self._define(name, [kind])[0] for name, kind in pairs]
-        draft.regions.append(self.region(arguments, is_open=True))
+        draft.regions.append(self.region(arguments))
+        self.names = outside
 
     def branch(self, draft: Draft) -> list[Type]:
         """`scf.if %c -> (T) {...} else {...}`"""
@@ -918,16 +901,6 @@ class Parser:
 def _unescaped(match: re.Match[str]) -> str:
     code = match[1]
     return chr(int(code, 16)) if len(code) == 2 else ESCAPES.get(code, code)
-
-
-def _flat(literal: list[Any]) -> list[str]:
-    found: list[str] = []
-    for item in literal:
-        if isinstance(item, list):
-            found += _flat(item)  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            found.append(item)
-    return found
 
 
 CUSTOM: dict[str, Callable[[Parser, Draft], list[Type]]] = {

@@ -370,12 +370,8 @@ class Reading:
         if one.name == "scf.for":
             deciding = self.held(one.operands[:3]).memory
             given, first = one.operands[3:], 1
-        ends = [
-            block.operations[-1]
-            for region in one.regions
-            for block in region.blocks
-            if block.operations
-        ]
+        blocks = [block for region in one.regions for block in region.blocks]
+        ends = [block.operations[-1] for block in blocks if block.operations]
         for end in ends:
             if end.name == "scf.condition":
                 deciding |= self.held(end.operands[:1]).memory

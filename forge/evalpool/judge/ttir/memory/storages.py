@@ -265,9 +265,8 @@ class Windows:
         """Writes lanes in order, so that the last one wins."""
         view = self.view(flat, unit)
         wanted = (len(self.bases), *self.shape)
-        fits = all(a in (1, b) for a, b in zip(values.shape, wanted, strict=True))
-        if mask is not None:
-            fits = fits and all(a in (1, b) for a, b in zip(mask.shape, wanted, strict=True))
+        shapes = [values.shape] if mask is None else [values.shape, mask.shape]
+        fits = all(a in (1, b) for each in shapes for a, b in zip(each, wanted, strict=True))
         if view is None or not fits:
             self.scattered().write(flat, unit, values, mask)
         elif mask is None:
@@ -325,13 +324,11 @@ class Scattered:
     def write(self, flat: Array, unit: int, values: Array, mask: Array | None) -> None:
         """Writes lanes in order, so that the last one wins."""
         places = self.offsets // unit if unit > 1 else self.offsets
-        arrays: list[Any] = [places, values] if mask is None else [places, values, mask]
-        arrays = list(np.broadcast_arrays(*arrays))
+        places, values, lanes = np.broadcast_arrays(places, values, True if mask is None else mask)
         if mask is None:
-            flat[arrays[0]] = arrays[1]
+            flat[places] = values
         else:
-            lanes = arrays[2]
-            flat[arrays[0][lanes]] = arrays[1][lanes]
+            flat[places[lanes]] = values[lanes]
 
     def write_reversed(self, flat: Array, unit: int, values: Array, mask: Array | None) -> None:
         """Writes the lanes of each instance from the last to the first, which wins."""
