@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
-from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, Spawner, ZygoteGone
+from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.compiler.binary import (
     MAX_CODE_BYTES,
     Binary,
@@ -253,7 +253,10 @@ class Compiler:
             if not has_hung_up:
                 self._spawner.end(child)
         if has_hung_up:
-            message = f"the compiler crashed: {_how(self._spawner.ended(child))}"
+            ending = self._spawner.ended(child)
+            code = os.waitstatus_to_exitcode(ending.status)  # negative: the signal
+            how = "it needs more memory than a child has" if ending.is_out_of_memory else ""
+            message = f"the compiler crashed: {how or describe_exit(code)}"
         return Failure(kind=FailureKind.COMPILE_ERROR, message=message)
 
 
@@ -294,11 +297,3 @@ def _failure(body: dict[str, Any]) -> Failure:
         text_line=line if type(line) is int and line > 0 else 0,
         operation=str(body.get("operation", ""))[:80],
     )
-
-
-def _how(ending: Ending) -> str:
-    if ending.is_out_of_memory:
-        return "it needs more memory than a child has"
-    if os.WIFSIGNALED(ending.status):
-        return describe_exit(-os.WTERMSIG(ending.status))
-    return describe_exit(os.waitstatus_to_exitcode(ending.status))

@@ -91,7 +91,8 @@ def kind_of(program: Program, op: Op) -> Kind:
         kind = Kind.COMBINE
     if kind in MOVES and _computes(program, op):
         kind = Kind.COMBINE
-    if kind == Kind.COMBINE and all(is_integer(t) for t in _dtypes(program, op)):
+    dtypes = (program.tensors[tensor].dtype for tensor in tensors_of(op))
+    if kind == Kind.COMBINE and all(map(is_integer, dtypes)):
         return Kind.INDEX
     return kind
 
@@ -112,10 +113,6 @@ KINDS = {packet(schema.partition("(")[0]): Kind(kind) for kind, _, schema in LIN
 def is_integer(dtype: str) -> bool:
     """True if a type holds integers or bools."""
     return "float" not in dtype and "complex" not in dtype
-
-
-def _dtypes(program: Program, op: Op) -> list[str]:
-    return [program.tensors[tensor].dtype for tensor in tensors_of(op)]
 
 
 def _accumulates(op: Op) -> bool:

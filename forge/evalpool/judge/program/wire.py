@@ -520,7 +520,13 @@ def _check_node(program: Program, placed: Placed) -> None:
         case Launch():
             _check_launch(program, node, path)
         case Value():
-            _check_value(program.tensors[node.tensor], node.answer, path)
+            tensor = program.tensors[node.tensor]
+            if math.prod(tensor.shape) != 1:
+                fail(path, f"reads a tensor of shape {tensor.shape} as one element")
+            allowed = float if "float" in tensor.dtype else int
+            allowed = bool if tensor.dtype == "bool" else allowed
+            if node.answer is not None and type(node.answer) is not allowed:
+                fail(f"{path}.answer", f"{type(node.answer).__name__} for {tensor.dtype}")
         case Choice():
             if not node.alternatives:
                 fail(path, "a choice without alternatives")
@@ -574,15 +580,6 @@ def _descriptor_misfit(program: Program, made: Descriptor, type: Described) -> s
     if made.strides[-1] != 1:
         return "the last dimension is not contiguous"
     return _beyond(program, tensor, made.shape, made.strides)
-
-
-def _check_value(tensor: Tensor, answer: Scalar, path: str) -> None:
-    """A value that the host read is one element of its tensor's type."""
-    if math.prod(tensor.shape) != 1:
-        fail(path, f"reads a tensor of shape {tensor.shape} as one element")
-    allowed = bool if tensor.dtype == "bool" else float if "float" in tensor.dtype else int
-    if answer is not None and type(answer) is not allowed:
-        fail(f"{path}.answer", f"{type(answer).__name__} for {tensor.dtype}")
 
 
 def _check_index(index: int, things: Sequence[object], path: str, name: str) -> None:

@@ -126,9 +126,12 @@ def launch(
     is_first = order is Order.NATURAL
     written, read, reachable = frozenset[int](), frozenset[int](), frozenset[int]()
     for argument, use in zip(arguments, plan.uses(name), strict=True):
-        reachable |= _pointed(argument)
-        written |= _pointed(argument) if use is not None and use.is_written else frozenset()
-        read |= _pointed(argument) if use is not None and use.is_read else frozenset()
+        address = argument.base if isinstance(argument, HostDescriptor) else argument
+        if isinstance(address, Address) and address.storage is not None:
+            pointed = frozenset({address.storage})
+            reachable |= pointed
+            written |= pointed if use is not None and use.is_written else frozenset()
+            read |= pointed if use is not None and use.is_read else frozenset()
     one = Launch(
         memory=memory,
         grid=grid,
@@ -243,13 +246,6 @@ def _going_on(run: Run, one: Launch) -> list[tuple[Run, int]]:
     found = [(run, one.depth)] if left else []
     one.depth = 0
     return found
-
-
-def _pointed(argument: Argument) -> frozenset[int]:
-    address = argument.base if isinstance(argument, HostDescriptor) else argument
-    if not isinstance(address, Address) or address.storage is None:
-        return frozenset()
-    return frozenset({address.storage})
 
 
 def _value(kind: Type, argument: Argument, memory: Memory) -> Any:

@@ -326,7 +326,13 @@ def run_blocks(plan: FunctionPlan, env: Environment, group: Group) -> Run:
         if not end.jumps:
             pieces.append((lanes, [env[value] for value in end.operands]))
             continue
-        for jump, chosen in _ways(end, env, part):
+        if end.name not in ("cf.br", "cf.cond_br"):
+            raise Unsupported(f"line {end.line}: {end.name}")
+        ways: list[tuple[int, Lanes | None]] = [(0, None)]  # successors, with their instances
+        if end.name == "cf.cond_br":
+            sides = split(env[end.operands[0]], part.size)
+            ways = [(1 - is_true, chosen) for is_true, chosen in sides]
+        for jump, chosen in ways:
             target, subset, there = env, lanes, part
             if chosen is not None:
                 there = part.subset(chosen)
@@ -338,15 +344,6 @@ def run_blocks(plan: FunctionPlan, env: Environment, group: Group) -> Run:
             heapq.heappush(waiting, (way.block, count, subset, target, there))
             count += 1
     return merged(pieces, group.size)
-
-
-def _ways(end: Operation, env: Environment, group: Group) -> list[tuple[int, Lanes | None]]:
-    """Successors by number, each with the positions of the instances that go there (None: all)."""
-    if end.name == "cf.br":
-        return [(0, None)]
-    if end.name != "cf.cond_br":
-        raise Unsupported(f"line {end.line}: {end.name}")
-    return [(1 - is_true, lanes) for is_true, lanes in split(env[end.operands[0]], group.size)]
 
 
 def split(condition: Array, size: int) -> list[tuple[bool, Lanes | None]]:

@@ -121,21 +121,14 @@ def _merge(terms: list[NDArray[np.int64]], added: NDArray[np.int64]) -> None:
     What varies between instances only stays apart from what varies within a block, so that a block
     stays the same strided window in every instance.
     """
+    is_per_instance = added.size == added.shape[0]
     for place, term in enumerate(terms):
-        if _is_per_instance(term) != _is_per_instance(added):
-            continue
-        if _covers(term.shape, added.shape) or _covers(added.shape, term.shape):
+        pairs = [*zip(term.shape, added.shape, strict=True)]
+        covers = all(b in (a, 1) for a, b in pairs) or all(a in (b, 1) for a, b in pairs)
+        if covers and (term.size == term.shape[0]) == is_per_instance:
             terms[place] = term + added
             return
     terms.append(added)
-
-
-def _is_per_instance(term: NDArray[np.int64]) -> bool:
-    return term.size == term.shape[0]
-
-
-def _covers(wide: Sequence[int], narrow: Sequence[int]) -> bool:
-    return all(a == b or b == 1 for a, b in zip(wide, narrow, strict=True))
 
 
 MAX_TERM = 4096

@@ -246,11 +246,6 @@ def _drop_bits(values: NDArray[Any], count: int, *, toward_zero: bool) -> NDArra
     return rounded
 
 
-UNSIGNED: Mapping[np.dtype[Any], np.dtype[Any]] = {
-    np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)
-}
-
-
 def scalar_of(kind: Type) -> Scalar:
     """Element type of a block of numbers. Raises Unsupported for pointers and descriptors."""
     element = element_of(kind)
@@ -261,7 +256,7 @@ def scalar_of(kind: Type) -> Scalar:
 
 def unsigned(array: Array) -> Array:
     """The same bits as unsigned integers; a view."""
-    return array.view(np.uint8) if array.dtype == np.bool_ else array.view(UNSIGNED[array.dtype])
+    return array.view(f"u{array.itemsize}")
 
 
 def signed(array: Array, kind: Scalar) -> Array:

@@ -71,17 +71,18 @@ def note_read(access: Access, part: Part) -> None:
     before = places.read(storage.readers, granule)
     after = np.where((before == NOBODY) | (before == ids), ids, np.int32(MANY))
     places.write(storage.readers, granule, after, part.mask)
-    if access.group.size > 1 and not (places.is_disjoint(access.size) and _has_all(access, part)):
+    if not _has_own(access, part, places):
         again = places.read(storage.readers, granule) != ids
         if again.any():
             lanes = again if part.mask is None else again & part.mask
             places.write(storage.readers, granule, np.full_like(ids, MANY), lanes)
 
 
-def _has_all(access: Access, part: Part) -> bool:
-    """True if each instance has places of its own."""
+def _has_own(access: Access, part: Part, places: Places) -> bool:
+    """True if each instance certainly has places of its own."""
     num = access.group.size if part.instances is None else len(part.instances)
-    return isinstance(part.places, Windows) and len(part.places.bases) == num
+    has_all = isinstance(part.places, Windows) and len(part.places.bases) == num
+    return access.group.size == 1 or (has_all and places.is_disjoint(access.size))
 
 
 def note_write(access: Access, part: Part, flat: Array, raw: Array) -> Callable[[], None] | None:
@@ -100,7 +101,7 @@ def note_write(access: Access, part: Part, flat: Array, raw: Array) -> Callable[
             _report(access, part, _changed(found, part, flat, raw), others)
     writers = storage.writers = _record(storage) if storage.writers is None else storage.writers
     places.write(writers, granule, ids, part.mask)
-    if access.group.size == 1 or (places.is_disjoint(access.size) and _has_all(access, part)):
+    if _has_own(access, part, places):
         return None
 
     def check() -> None:
