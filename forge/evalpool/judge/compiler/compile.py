@@ -15,7 +15,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -23,6 +23,7 @@ from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.compiler.binary import (
     MAX_CODE_BYTES,
+    SHARED_BYTES,
     Binary,
     Failure,
     FailureKind,
@@ -36,7 +37,6 @@ from forge.evalpool.judge.compiler.text import (
     Refused,
     check_text,
     may_exceed,
-    shared_limit,
     source_line,
 )
 from forge.evalpool.judge.sandbox import proof
@@ -138,7 +138,7 @@ class Compiler:
     def too_large(self, kernels: Sequence[Kernel], target: str) -> list[Failure | None]:
         """Finds the kernels whose tiles need more shared memory than the target has.
         Kernels whose tiles surely fit are not compiled, others as far as it takes to know."""
-        limit = shared_limit(target)
+        limit = SHARED_BYTES.get(target.rpartition(":")[0])
         if limit is None:
             return [None] * len(kernels)
         jobs = [
@@ -208,7 +208,7 @@ class Compiler:
             self._cache.put(result)
         return result
 
-    def _in_child(self, job: Job, read: Read[T]) -> T | Failure:
+    def _in_child(self, job: Job, read: Callable[..., T | Failure]) -> T | Failure:
         """Result that `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
         try:
             child = self._spawner.spawn(role=ROLE)
@@ -216,7 +216,9 @@ class Compiler:
         except (ZygoteGone, proof.WeakSandbox) as error:
             return Failure(kind=FailureKind.INFRA, message=str(error))
 
-    def _ask(self, child: SandboxedChild, job: Job, read: Read[T]) -> T | Failure:
+    def _ask(
+        self, child: SandboxedChild, job: Job, read: Callable[..., T | Failure]
+    ) -> T | Failure:
         text = job.kernel.ttir.encode("ascii")
         code_at = -(-len(text) // _PAGE) * _PAGE
         request = {
@@ -258,10 +260,6 @@ class Compiler:
             how = "it needs more memory than a child has" if ending.is_out_of_memory else ""
             message = f"the compiler crashed: {how or describe_exit(code)}"
         return Failure(kind=FailureKind.COMPILE_ERROR, message=message)
-
-
-Read: TypeAlias = "Callable[[dict[str, Any], bytes, Job], T | Failure]"
-"""Makes a checked result of the body of a child's answer and the room after the text."""
 
 
 def _shared(body: dict[str, Any], _room: bytes, _job: Job) -> int:

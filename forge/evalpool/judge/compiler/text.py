@@ -18,7 +18,6 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge.compiler.binary import SHARED_BYTES
 from forge.evalpool.judge.program import dialect
 
 if TYPE_CHECKING:
@@ -143,11 +142,6 @@ _STAGES = re.compile(r"tt\.num_stages = (\d{1,3})", re.ASCII)
 STAGED = ("tt.dot", "tt.descriptor_load", "tt.descriptor_gather")
 GATHERED = ("tt.gather", "tt.histogram")
 POINTER_BYTES = 8
-
-
-def shared_limit(target: str) -> int | None:
-    """Bytes of shared memory that a block of this target may have; None where unknown."""
-    return SHARED_BYTES.get(target.rpartition(":")[0])
 
 
 def may_exceed(kernel: Kernel, limit: int) -> bool:

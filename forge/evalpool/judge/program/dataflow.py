@@ -282,7 +282,8 @@ def trace(
                 found = _looked_up(passed, (lookups or {}).get(placed.node.kernel, ()), shown, host)
                 seen[key] = union_of(chosen for chosen, _, is_place in found if not is_place)
                 pairs = {
-                    (_joined(passed, chosen), index, is_place) for chosen, index, is_place in found
+                    (union_of(passed[at] for at in places_in(chosen)), index, is_place)
+                    for chosen, index, is_place in found
                 }
                 looked_up += (
                     LookedUp(placed, _decoded(table), _decoded(index), is_place)
@@ -338,15 +339,11 @@ def _looked_up(
         if not chosen or (one.tables & data and not one.is_place):
             continue
         if index not in contents:
-            contents[index] = _joined(passed, index)
+            contents[index] = union_of(passed[at] for at in places_in(index))
         decides = contents[index] | (host if one.targets & shown else 0)
         if decides >= _INPUT:
             found.add((chosen, decides, one.is_place))
     return found
-
-
-def _joined(passed: Sequence[int], chosen: int) -> int:
-    return union_of(passed[place] for place in places_in(chosen))
 
 
 def places_in(bits: int) -> Iterator[int]:

@@ -73,33 +73,22 @@ ELEMENTS = _words(
 )
 """Element types."""
 TYPES = frozenset({"!tt.ptr", "!tt.tensordesc", "tensor"})
-ALIASES = frozenset(
-    {
-        "#tt.cache_policy",
-        "#llvm.loop_annotation",
-        "#llvm.loop_licm",
-        "#loop_annotation",
-        "#loop_licm",
-    }
+ALIASES = _words(
+    "#tt.cache_policy #llvm.loop_annotation #llvm.loop_licm #loop_annotation #loop_licm"
 )
 """Attributes of a dialect, and the names that MLIR gives them at the head of a module: those of
 `tl.range(disable_licm=True)` and of cache policies (Triton 3.8 and later)."""
-ATTRIBUTES = frozenset(
-    {
-        # hints of the frontend
-        *("tt.divisibility", "tt.contiguity", "tt.constancy", "tt.pointer_range", "tt.nv_tma_desc"),
-        *("tt.num_stages", "tt.loop_unroll_factor", "tt.disallow_acc_multi_buffer", "tt.flatten"),
-        *("tt.warp_specialize", "llvm.loop_annotation"),
-        # properties of operations
-        *("noinline", "sym_visibility", "sym_name", "function_type", "arg_attrs", "res_attrs"),
-        *("axis", "reverse", "start", "end", "order", "value", "predicate", "pack"),
-        *("allow_reorder", "efficient_layout", "fastMath", "fastmath", "overflowFlags"),
-        *("cachePolicy", "cache", "evict", "isVolatile", "boundaryCheck", "padding"),
-        *("operandSegmentSizes", "inputPrecision", "maxNumImpreciseAcc", "rounding"),
-        *("lhs_k_pack", "rhs_k_pack", "propagateNan", "hex", "isSigned"),
-        *("libname", "libpath", "symbol", "pure", "constraints", "packed_element"),
-        *("case_operand_segments", "case_values", "mode", "fp_type"),
-    }
+ATTRIBUTES = _words(
+    # hints of the frontend
+    "tt.divisibility tt.contiguity tt.constancy tt.pointer_range tt.nv_tma_desc tt.num_stages "
+    "tt.loop_unroll_factor tt.disallow_acc_multi_buffer tt.flatten tt.warp_specialize "
+    "llvm.loop_annotation "
+    # properties of operations
+    "noinline sym_visibility sym_name function_type arg_attrs res_attrs axis reverse start end "
+    "order value predicate pack allow_reorder efficient_layout fastMath fastmath overflowFlags "
+    "cachePolicy cache evict isVolatile boundaryCheck padding operandSegmentSizes inputPrecision "
+    "maxNumImpreciseAcc rounding lhs_k_pack rhs_k_pack propagateNan hex isSigned libname libpath "
+    "symbol pure constraints packed_element case_operand_segments case_values mode fp_type"
 )
 """Names of attributes. Those of later stages (`ttg.num-warps`, `allocation.offset`,
 `tt.loop_schedule`, `passthrough`, `llvm.linkage`, ...) are refused."""

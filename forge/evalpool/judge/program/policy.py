@@ -147,8 +147,6 @@ def kinds_of(program: Program) -> frozenset[Kind]:
 PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
 """Copies to the same place in the order of the axes."""
 
-KEPT_WORDS = "a call must use its own inputs, and not what an earlier one was given or made"
-
 
 def judge_policy(
     program: Program,
@@ -264,7 +262,8 @@ class _Variant:
         reached = frozenset[int]().union(
             *(self._content(at).inputs for at in range(len(self.program.outputs)))
         )
-        hint = f": {KEPT_WORDS}" if self.program.stateful else ""
+        kept = ": a call must use its own inputs, and not what an earlier one was given or made"
+        hint = kept if self.program.stateful else ""
         for index in sorted(self.facts.needed_inputs - reached):
             yield Refusal(rule=Rule.INPUT, message=f"input {index} cannot reach any output{hint}")
 

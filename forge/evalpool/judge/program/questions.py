@@ -128,16 +128,14 @@ class _Forms:
         self._program = program
         self._kernels = [numbers.setdefault(one, len(numbers)) for one in program.kernels]
         self._constants = [numbers.setdefault(one, len(numbers)) for one in program.constants]
-        self.forward = [self._of(node) for node in program.forward]
+        lists: list[list[int]] = [[] for _ in program.forward]
+        pairs = zip(program.forward, lists, strict=True)
+        self.forward = [(self._node(node, allocated), allocated) for node, allocated in pairs]
 
     def of_tensor(self, number: int) -> _Form:
         """Form of a tensor."""
         allocated: list[int] = []
         return self._tensor(number, allocated), allocated
-
-    def _of(self, node: Node) -> _Form:
-        allocated: list[int] = []
-        return self._node(node, allocated), allocated
 
     def _node(self, node: Node, allocated: list[int]) -> tuple[Any, ...]:
         match node:

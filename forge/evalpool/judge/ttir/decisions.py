@@ -31,15 +31,14 @@ ANY, PARAMETER = "any", "parameter "
 """Memory that is no input's and no parameter's, and beginning of the name of a parameter's."""
 TAKEN, LEFT, BOTH = 1, 2, 3
 """Bits of a decision: it was true somewhere, false somewhere."""
+_BY_FIRST = (
+    *("arith.select", "scf.if", "scf.condition", "cf.cond_br"),
+    *("arith.extui", "arith.extsi", "arith.uitofp", "arith.sitofp"),
+)
 CONDITIONS = {
-    "arith.select": 0,
+    **dict.fromkeys(_BY_FIRST, 0),
     "tt.load": 1,
-    "tt.store": 2,
-    "tt.atomic_rmw": 2,
-    "scf.if": 0,
-    "scf.condition": 0,
-    "cf.cond_br": 0,
-    **dict.fromkeys(("arith.extui", "arith.extsi", "arith.uitofp", "arith.sitofp"), 0),
+    **dict.fromkeys(("tt.store", "tt.atomic_rmw"), 2),
 }
 """Place of the condition among the operands."""
 EXTREMA = frozenset(

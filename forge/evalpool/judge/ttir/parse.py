@@ -701,7 +701,12 @@ class Parser:
                 self.expect("[")
                 draft.operands += (self._value() for _ in self.items("]"))
             elif mark == "(":
-                self._parenthesis(draft)
+                self.expect("(")
+                for _ in self.items(")"):  # of scf.condition and tt.call, or a region
+                    if self.peek("{"):
+                        draft.regions.append(self.region())
+                    else:
+                        draft.operands.append(self._value())
             elif mark == "{":
                 draft.attributes.update(self.attributes())
             elif mark == '"':
@@ -712,15 +717,6 @@ class Parser:
                 self.expect(">")
             else:
                 self._head_word(draft)
-
-    def _parenthesis(self, draft: Draft) -> None:
-        """`(%a, %b)` of scf.condition and tt.call, or a region `({...})`."""
-        self.expect("(")
-        for _ in self.items(")"):
-            if self.peek("{"):
-                draft.regions.append(self.region())
-            else:
-                draft.operands.append(self._value())
 
     def _head_word(self, draft: Draft) -> None:
         if self.peek("@"):

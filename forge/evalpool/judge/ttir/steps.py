@@ -460,7 +460,8 @@ def _window(operation: Operation, kind: Type) -> Callable[..., Access]:
                 symbolic.compare(index, Symbolic.of(limit), "slt"),
             ):
                 assert found is not None
-                mask = found if mask is None else _and(mask, found)
+                joined = found if mask is None else symbolic.both(mask, found)
+                mask = mask & found if joined is None and mask is not None else joined
             stride = descriptor.strides[axis]
             if int(stride.min()) == int(stride.max()):
                 offset = index.times(int(stride[0]) * element.num_bytes)
@@ -471,11 +472,6 @@ def _window(operation: Operation, kind: Type) -> Callable[..., Access]:
         return Access(group, addresses, mask, operation, element)
 
     return window
-
-
-def _and(a: Array, b: Array) -> Array:
-    found = symbolic.both(a, b)
-    return a & b if found is None else found
 
 
 def _along(start: Any, axis: int, shape: tuple[int, ...]) -> Symbolic:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from forge.evalpool.judge.ttir.semantics.blocks import reshaped
+from forge.evalpool.judge.ttir.semantics.elementwise import COMPARISONS
 from forge.evalpool.judge.ttir.values import Array, fixed
 
 if TYPE_CHECKING:
@@ -186,40 +187,28 @@ multiply = _on_sums(_product)
 divide = _on_sums(_divided(0))
 remainder = _on_sums(_divided(1))
 
-COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "slt": np.less,
-    "sle": np.less_equal,
-    "sgt": np.greater,
-    "sge": np.greater_equal,
-}
-SIGNED = {"ult": "slt", "ule": "sle", "ugt": "sgt", "uge": "sge"}
-
 
 def compare(a: Value, b: Value, predicate: str) -> Array | None:
     """A comparison, decided by the ranges where they allow it."""
     left, right = as_sum(a), as_sum(b)
     if left is None or right is None:
         return None
-    if predicate in SIGNED:
-        if left.low < 0 or right.low < 0:
-            return None
-        predicate = SIGNED[predicate]
+    if predicate[0] == "u" and (left.low < 0 or right.low < 0):
+        return None
     rest = left.plus(right.times(-1))
     rank = rest.terms[0].ndim
     low, high = rest.low, rest.high
     is_true, is_false = {
-        "slt": (high < 0, low >= 0),
-        "sle": (high <= 0, low > 0),
-        "sgt": (low > 0, high <= 0),
-        "sge": (low >= 0, high < 0),
+        "lt": (high < 0, low >= 0),
+        "le": (high <= 0, low > 0),
+        "gt": (low > 0, high <= 0),
+        "ge": (low >= 0, high < 0),
         "eq": (low == high == 0, low > 0 or high < 0),
         "ne": (low > 0 or high < 0, low == high == 0),
-    }[predicate]
+    }[predicate[-2:]]
     if is_true or is_false:
         return np.full((1,) * rank, is_true)
-    function = COMPARISONS[predicate]
+    function = COMPARISONS[predicate[-2:]]
     first, *others = rest.terms
     if not others:
         return function(first, np.zeros(1, np.int64))
@@ -241,9 +230,6 @@ def either(a: Array, b: Array) -> Array | None:
     if a.size == 1:
         return a if a.flat[0] else b
     return either(b, a) if b.size == 1 else None
-
-
-# --- values of either form
 
 
 Lanes: TypeAlias = "NDArray[np.intp] | slice"

@@ -163,9 +163,6 @@ def _encode_float8(values: Array, name: str) -> Array:
     return raw
 
 
-# --- narrow formats and rounding
-
-
 @dataclass(frozen=True, slots=True)
 class Format:
     """A narrow binary format with the bias of IEEE."""

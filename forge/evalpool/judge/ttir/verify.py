@@ -275,11 +275,9 @@ class Reading:
                 sides = [_reached(jump.block, ends) for jump in end.jumps]
                 for own in (sides[0] - sides[1], sides[1] - sides[0]):
                     deciding = self.held(end.operands[:1]).memory
-                    self._branch(union_of(made[block] for block in own), deciding)
-
-    def _branch(self, made: int, deciding: int) -> None:
-        if self.is_settled and made and deciding:
-            self._branches.add((made, deciding))
+                    data = union_of(made[block] for block in own)
+                    if data and deciding:
+                        self._branches.add((data, deciding))
 
     def _block(self, block: BasicBlock, under: int) -> int:
         made = 0
@@ -360,7 +358,8 @@ class Reading:
             stored = self.blocks(region.blocks, (), under | deciding)
             handed = _handed(region.blocks[-1].operations[-1])
             made.append(stored | self._choose(handed, one.results, deciding))
-            self._branch(made[-1], deciding)
+            if self.is_settled and made[-1] and deciding:
+                self._branches.add((made[-1], deciding))
         return union_of(made)
 
     def _regions(self, one: Operation, under: int) -> int:

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 # --- integers
 
 
-Binary = Callable[..., "Array"]
+Function = Callable[..., "Array"]
 
 
-def integer_operation(function: Binary, *, is_unsigned: bool = False) -> Operation:
+def integer_operation(function: Function, *, is_unsigned: bool = False) -> Operation:
     """An elementwise operation on integers; i1 is -1 or 0 where it is signed."""
 
     def apply(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
@@ -244,6 +244,7 @@ def rsqrt(array: Array) -> Array:
     return (1 / np.sqrt(array.astype(np.float64))).astype(np.float32)
 
 
+MATHS = ("sqrt", "exp", "exp2", "log", "log2", "sin", "cos")
 FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "arith.addf": np.add,
     "arith.subf": np.subtract,
@@ -253,14 +254,8 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "tt.precise_divf": np.divide,
     "tt.approx_divf": np.divide,
     "tt.precise_sqrt": np.sqrt,
-    "math.sqrt": np.sqrt,
+    **{f"math.{name}": getattr(np, name) for name in MATHS},
     "math.rsqrt": rsqrt,
-    "math.exp": np.exp,
-    "math.exp2": np.exp2,
-    "math.log": np.log,
-    "math.log2": np.log2,
-    "math.sin": np.sin,
-    "math.cos": np.cos,
     "math.erf": erf,
     "math.fma": fma,
 }
@@ -394,9 +389,6 @@ CASTS: Mapping[str, Operation] = {
 
 
 # --- functions of libraries, and assembly
-
-
-Function = Callable[..., "Array"]
 
 
 def round_half_away(array: Array) -> Array:
