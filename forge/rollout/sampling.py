@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,34 @@ if TYPE_CHECKING:
     from forge.records import Group, Problem
 
 
+class Sampler:
+    """Draws problems and takes their results."""
+
+    def next(self) -> Problem:
+        """The next problem. Every problem returns again and again, whatever the results."""
+        raise NotImplementedError
+
+    def observe(self, group: Group) -> None:
+        """Take the result of a finished group, without masked rollouts: once per group, in the
+        order in which they end."""
+        if (varied := return_variance(group)) is not None:
+            self.learn(group.problem_id, varied)
+
+    def learn(self, problem_id: str, varied: float) -> None:
+        """Take the variance of the returns of a group, oldest first."""
+
+    def state(self) -> dict[str, Any]:
+        """The state for `restore`, as JSON values."""
+        raise NotImplementedError
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state` was taken, given the same problems and seed. If problems
+        were added or removed, use what it says about those that remain."""
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
-class UniformSampler:
+class UniformSampler(Sampler):
     """Draws every problem once per epoch, in an order that depends on seed and epoch."""
 
     problems: Sequence[Problem]
@@ -31,8 +57,6 @@ class UniformSampler:
     _order: list[int] = field(default_factory=list[int])
 
     def __post_init__(self) -> None:
-        if not self.problems:
-            raise ValueError("a sampler needs at least one problem")
         self._shuffle()
 
     def next(self) -> Problem:
@@ -42,12 +66,6 @@ class UniformSampler:
         problem = self.problems[self._order[self.position]]
         self.position += 1
         return problem
-
-    def observe(self, group: Group) -> None:
-        """Changes nothing, as `learn`: results do not matter here."""
-
-    def learn(self, problem_id: str, varied: float) -> None:
-        """See `observe`."""
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "position": self.position}
@@ -81,7 +99,7 @@ MAX_AGE = 4
 NEVER = -1
 
 
-class PrioritySampler:
+class PrioritySampler(Sampler):
     """Draws problems whose returns varied recently more often.
 
     After prioritised replay (arXiv 1511.05952), with the variance of a group's returns in place of
@@ -99,8 +117,6 @@ class PrioritySampler:
     """
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
-        if not problems:
-            raise ValueError("a sampler needs at least one problem")
         self._problems, self._seed = problems, seed
         self._index = {problem.problem_id: i for i, problem in enumerate(problems)}
         kinds = [f"{problem.family}/{problem.level}" for problem in problems]
@@ -113,7 +129,6 @@ class PrioritySampler:
         """Recent variance of each problem, and of each family and level; nan where unknown."""
 
     def next(self) -> Problem:
-        """The next problem: one that exceeded MAX_AGE, else one drawn by weight."""
         draw = random.Random(f"{self._seed}/{self._num_drawn}").random()
         oldest = int(np.argmax(self._ages()))
         index = oldest
@@ -124,14 +139,7 @@ class PrioritySampler:
         self._num_drawn += 1
         return self._problems[index]
 
-    def observe(self, group: Group) -> None:
-        """Update the variance of its problem, family and level. Masked rollouts do not count."""
-        varied = return_variance(group)
-        if varied is not None:
-            self.learn(group.problem_id, varied)
-
     def learn(self, problem_id: str, varied: float) -> None:
-        """As `observe`, of the variance alone."""
         index = self._index.get(problem_id)
         if index is None:
             return
@@ -154,8 +162,6 @@ class PrioritySampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, given the same problems and seed; with other problems,
-        use what it says about those that remain."""
         self._num_drawn = int(state["drawn"])
         self._last_drawn[:], self._own[:], self._of_kind[:] = NEVER, np.nan, np.nan
         kinds = {name: i for i, name in enumerate(self._kinds)}
@@ -202,7 +208,7 @@ def return_variance(group: Group) -> float | None:
     return sum((value - mean) ** 2 for value in values) / len(values)
 
 
-class MixtureSampler:
+class MixtureSampler(Sampler):
     """Draws a source by weight, then a problem with the source's sampler.
 
     A source of weight 2 is drawn twice as often as one of weight 1, whatever their numbers of
@@ -210,20 +216,10 @@ class MixtureSampler:
     """
 
     def __init__(
-        self,
-        parts: Mapping[str, Sampler],
-        *,
-        weights: Mapping[str, float],
-        origins: Mapping[str, str],
-        seed: int,
-    ) -> None:
-        """Args:
-        parts: samplers by source.
-        weights: positive weights by source.
-        origins: sources by problem id.
-        """
-        if not parts:
-            raise ValueError("a sampler needs at least one problem")
+        self, parts: Mapping[str, Sampler], *, weights: Mapping[str, float],
+        origins: Mapping[str, str], seed: int,
+    ) -> None:  # fmt: skip
+        """Samplers and positive weights by source; `origins`: sources by problem id."""
         self._parts, self._origins, self._seed = parts, origins, seed
         self._names = list(parts)
         self._weights = [weights[name] for name in self._names]
@@ -235,14 +231,7 @@ class MixtureSampler:
         (name,) = draw.choices(self._names, self._weights)
         return self._parts[name].next()
 
-    def observe(self, group: Group) -> None:
-        """Pass the result to the sampler of its source."""
-        origin = self._origins.get(group.problem_id)
-        if origin is not None:
-            self._parts[origin].observe(group)
-
     def learn(self, problem_id: str, varied: float) -> None:
-        """Pass it to the sampler of its source."""
         if (origin := self._origins.get(problem_id)) is not None:
             self._parts[origin].learn(problem_id, varied)
 
@@ -251,47 +240,20 @@ class MixtureSampler:
         return {"drawn": self._num_drawn, "parts": parts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken; sources that it lacks start from the beginning."""
         self._num_drawn = int(state["drawn"])
         for name, part in self._parts.items():
             if (known := state["parts"].get(name)) is not None:
                 part.restore(known)
 
 
-class Sampler(Protocol):
-    """Draws problems and takes their results."""
-
-    def next(self) -> Problem:
-        """The next problem. Every problem returns again and again, whatever the results."""
-        ...
-
-    def observe(self, group: Group) -> None:
-        """Take the result of a finished group: once per group, in the order in which they end."""
-        ...
-
-    def learn(self, problem_id: str, varied: float) -> None:
-        """Take the variance of the returns of a group from before, oldest first."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """The state for `restore`, as JSON values."""
-        ...
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state` was taken, given the same problems and seed. If problems
-        were added or removed, use what it says about those that remain."""
-        ...
-
-
 def make_sampler(
-    kind: Literal["uniform", "priority"],
-    problems: Sequence[Problem],
-    *,
-    seed: int,
+    kind: Literal["uniform", "priority"], problems: Sequence[Problem], *, seed: int,
     weights: Mapping[str, float] | None = None,
-) -> Sampler:
+) -> Sampler:  # fmt: skip
     """The sampler of `[rollout] sampler`, one for each source if `weights` has some of the sources;
     the weight of any other is its number of problems. Raises ValueError without problems."""
+    if not problems:
+        raise ValueError("a sampler needs at least one problem")
     if weights:
         by_origin: dict[str, list[Problem]] = {}
         for problem in problems:

@@ -25,15 +25,7 @@ from forge.rollout.past import Past, recall
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import Sampler, make_sampler
 from tests.examples import examples
-from tests.rollout.fakes import (
-    FakePolicy,
-    Recorder,
-    batch_plan,
-    mixed,
-    ports,
-    problem,
-    rules,
-)
+from tests.rollout.fakes import FakePolicy, Recorder, batch_plan, mixed, ports, problem, rules
 
 PROBLEMS = [problem(f"p{i}") for i in range(7)]
 
@@ -60,7 +52,6 @@ class Loop:
     max_ticks: int = 10_000
 
     async def run(self, sampler: Sampler, past: Past | None = None) -> None:
-        """Run until the last batch is trained."""
         use, _, _ = ports(self.choose)
         self.policy.choose = self.choose
         use = replace(use, generate=self._generate, sink=self.sink)
@@ -335,7 +326,7 @@ async def test_the_number_of_groups_follows_the_load(monkeypatch: pytest.MonkeyP
 async def test_problems_being_played_come_first_after_a_resume() -> None:
     drawn: list[str] = []
 
-    class Drawing:
+    class Drawing(Sampler):
         """A uniform sampler that records its draws."""
 
         def __init__(self) -> None:
@@ -345,10 +336,6 @@ async def test_problems_being_played_come_first_after_a_resume() -> None:
             found = self.inner.next()
             drawn.append(found.problem_id)
             return found
-
-        def observe(self, group: Group) -> None: ...
-
-        def learn(self, problem_id: str, varied: float) -> None: ...
 
         def state(self) -> dict[str, Any]:
             return self.inner.state()
