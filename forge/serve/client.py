@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """The client of one engine: token ids in, completions out, over its Unix socket or a URL.
 
 Promise: every call has a deadline and ends with an answer or with an error that names the engine

@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """The engines: the module of each child, the modules and versions of their interpreter, and the
 checks whether this machine can run one.
 
@@ -35,6 +34,8 @@ GET_VLLM = (
     'serve.python = "vllm-env/bin/python"'
 )
 """Instructions to install vLLM in an interpreter of its own, since it pins its own torch."""
+TORCH = re.compile(r"torch\s*\(?==\s*([^\s;,)]+)")
+"""The exact version in a requirement of torch."""
 PYTHON_AT_LEAST = (3, 11)
 """The same as in pyproject.toml and in forge.install, which must load under older versions."""
 ASK_TIMEOUT_S = 60.0
@@ -102,12 +103,9 @@ def installed_engines(table: ServeTable | None = None) -> frozenset[str]:
 
 
 def choose_engine(
-    table: ServeTable,
-    *,
-    gpus: Sequence[object],
-    installed: frozenset[str],
+    table: ServeTable, *, gpus: Sequence[object], installed: frozenset[str],
     no_llama: str | None = None,
-) -> tuple[str, str]:
+) -> tuple[str, str]:  # fmt: skip
     """Name of the engine and the reason for people. For "auto": the fastest one that is `installed`
     and serves the model on these devices. `no_llama`: reason why llama does not serve it."""
     if table.engine != "auto":
@@ -249,7 +247,8 @@ def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
 def find_mismatch(found: Interpreter) -> str | None:
     """The error line if torch is not the version that vLLM was compiled against, or None: with
     another its libraries do not load, or crash."""
-    wanted = _pinned("torch", found.vllm_requires)
+    pins = (TORCH.match(line) for line in found.vllm_requires if "extra" not in line)
+    wanted = next((pin[1] for pin in pins if pin), None)
     torch, vllm = found.versions.get("torch"), found.versions.get("vllm")
     # Without the local part, as in 2.11.0+cu130.
     if not (wanted and vllm and torch) or torch.split("+")[0] == wanted.split("+")[0]:
@@ -262,12 +261,3 @@ def find_mismatch(found: Interpreter) -> str | None:
 
 def is_tested_vllm(version: str) -> bool:
     return re.match(re.escape(TESTED_VLLM) + r"(\.|$)", version) is not None
-
-
-def _pinned(name: str, requirements: Sequence[str]) -> str | None:
-    """`2.11.0` of `torch==2.11.0; marker`; None without an exact version."""
-    for line in requirements:
-        found = re.match(rf"{name}\s*\(?==\s*([^\s;,)]+)", line)
-        if found and "extra" not in line:
-            return found.group(1)
-    return None

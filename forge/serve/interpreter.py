@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """Lists the modules of an engine's interpreter and their versions, without importing them.
 
 `engines` runs this file in that interpreter, which need not have forge: so it imports the standard

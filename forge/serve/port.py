@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """The contract of an engine, as the endpoints around it use it: requests, samples, status.
 
 Promise: a request that passes `check` cannot make an engine abort its process.

@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """The supervisor's side of one replica: keeps the engine's child alive with the current weights.
 
 Promises: a restarted child has the current weights before it answers a request; a child that dies

@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """All replicas of a stage: kept alive, asked through a router, given new weights together; and the
 child of a replica, here or on another machine (`forge.cluster.roles` starts it there).
 
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
 
 ALL_GPU_LAYERS = 999
 """Value for "all layers" in llama.cpp."""
+OF_TABLE = {
+    "slots", "context_tokens", "threads", "precision", "memory_share", "tensor_parallel", "eager",
+}  # fmt: skip
 COMMON = ("stop_token_ids", "max_lora_rank", "thinking", "version")
 """Keys of an engine's config that are the same at home and elsewhere."""
 
@@ -65,19 +67,15 @@ class Replicas(Served):
         super().__init__(
             replicas, stop_token_ids=stop_token_ids, slots=table.slots, wait_s=through_restart_s
         )
-        self.all, self._weights = tuple(replicas), weights
+        self.all, self.weights = tuple(replicas), weights
         self._request_timeout_s = table.request_timeout_s
         self._through_restart_s = through_restart_s
         """Maximum wait for an answer of an engine that has to be started for it."""
         self._publishing = anyio.Lock()
 
     @property
-    def weights(self) -> Weights:
-        return self._weights
-
-    @property
     def version(self) -> int:
-        return self._weights.version
+        return self.weights.version
 
     @property
     def features(self) -> frozenset[str]:
@@ -103,13 +101,13 @@ class Replicas(Served):
             ConfigError: a server refused the weights; all serve the old ones again.
             Stalled: a server was silent.
         """
-        await self.publish_weights(self._weights.then(path, version=version), rolling=rolling)
+        await self.publish_weights(self.weights.then(path, version=version), rolling=rolling)
 
     async def publish_weights(self, weights: Weights, *, rolling: bool = False) -> None:
         """`publish` for weights whose checkpoint may be another one too."""
         async with self._publishing:
             await self.for_each(lambda each: each.wake())
-            before = self._weights
+            before = self.weights
             if weights == before:
                 for server in self.all:
                     server.doubt()
@@ -139,7 +137,6 @@ class Replicas(Served):
         if SLEEP not in self.features:
             return
         self.hold()
-
         try:
             await self.for_each(lambda each: each.sleep(timeout_s=self._through_restart_s))
         except BaseException:
@@ -151,7 +148,7 @@ class Replicas(Served):
         self.release()
 
     async def _serve_everywhere(self, weights: Weights, *, rolling: bool) -> None:
-        self._weights = weights
+        self.weights = weights
 
         async def ask(server: Replica) -> None:
             await server.serve(weights, timeout_s=self._through_restart_s)
@@ -191,21 +188,12 @@ class Replicas(Served):
 
 @asynccontextmanager
 async def open_replicas(
-    table: ServeTable,
-    *,
-    weights: Weights,
-    stop_token_ids: Sequence[int],
-    socket_dir: Path,
-    log_dir: Path,
-    work_dir: Path,
-    observer: ProcessObserver | None = None,
-    gpus: Sequence[Sequence[str]] = (),
-    shared: frozenset[str] = frozenset(),
-    trainer_gpus: Sequence[str] = (),
-    max_lora_rank: int = 0,
-    thinking: str | None = None,
+    table: ServeTable, *, weights: Weights, stop_token_ids: Sequence[int], socket_dir: Path,
+    log_dir: Path, work_dir: Path, observer: ProcessObserver | None = None,
+    gpus: Sequence[Sequence[str]] = (), shared: frozenset[str] = frozenset(),
+    trainer_gpus: Sequence[str] = (), max_lora_rank: int = 0, thinking: str | None = None,
     elsewhere: OpenEngineElsewhere | None = None,
-) -> AsyncGenerator[Replicas]:
+) -> AsyncGenerator[Replicas]:  # fmt: skip
     """Start `table.replicas` engines and keep them up until the context ends.
 
     Args:
@@ -275,13 +263,7 @@ def engine_spec(
         socket_path=socket_path,
         config={
             **config,
-            "slots": table.slots,
-            "context_tokens": table.context_tokens,
-            "threads": table.threads,
-            "precision": table.precision,
-            "memory_share": table.memory_share,
-            "tensor_parallel": table.tensor_parallel,
-            "eager": table.eager,
+            **table.model_dump(mode="json", include=OF_TABLE),
             "socket_path": str(socket_path),
             "gpu_layers": ALL_GPU_LAYERS if gpus else 0,
             # Replicas with equal seeds would sample alike if the engine has no seed per request.

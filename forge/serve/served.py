@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """One `generate` over several servers of one model, and the choice of the server for each request.
 
 A prompt goes to the server that evaluated its longest prefix, unless that one is much busier;

@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """Weights of a replica: directories, and the policy version that they are. Promise: an adapter
 always comes with the checkpoint it was trained on."""
 

@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """Formats that engines and `forge serve` send: completions in binary, and errors as clients of
 OpenAI read them.
 

@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """The HTTP endpoints of an engine child, around any EnginePort, and serving them until SIGTERM.
 
 Promises: no request ends the process (`forge.process.server.door`); sequences of a client that

@@ -100,12 +100,9 @@ class Worker:
     """Runs an engine in its own thread. Async methods are for the event loop of the process."""
 
     def __init__(
-        self,
-        make_engine: Callable[[], StepEngine],
-        *,
-        name: str,
+        self, make_engine: Callable[[], StepEngine], *, name: str,
         turns: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.name = name
         self.features: frozenset[str] = frozenset()
         self._turns = turns

@@ -270,13 +270,9 @@ class Remote(Served):
 
 @asynccontextmanager
 async def open_remote(
-    table: ServeTable,
-    *,
-    chat: ChatPort,
-    say: Callable[[str], None],
-    thinking: str = "think",
+    table: ServeTable, *, chat: ChatPort, say: Callable[[str], None], thinking: str = "think",
     by_messages: bool = False,
-) -> AsyncGenerator[Remote]:
+) -> AsyncGenerator[Remote]:  # fmt: skip
     """Connect to every URL of the table. `chat` and `thinking`, the tag of `prompt.thinking`, are
     for servers that only chat; `say` gets notes that affect the evaluation. `by_messages`: ask all
     servers by messages, since `chat` has no tokenizer. Raises as `discover`."""

@@ -1,5 +1,4 @@
 # pyright: strict
-# pyright: strict
 """The HTTP client of one URL: retries while the server is busy, and errors for its refusals.
 
 Promise: every call ends with an answer or with an error that names the URL (ChildDied: it hung up;
