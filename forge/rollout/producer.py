@@ -52,18 +52,10 @@ CHECK_EVERY_S = 1.0
 
 
 async def produce_batches(
-    plan: BatchPlan,
-    *,
-    sampler: Sampler,
-    rules: Rules,
-    ports: Ports,
-    published: PublishedSteps,
-    group_ids: Iterator[int],
-    sample_ids: Iterator[int],
-    out: MemoryObjectSendStream[Batch],
-    step_of: Callable[[int], int],
-    past: Past | None = None,
-) -> None:
+    plan: BatchPlan, *, sampler: Sampler, rules: Rules, ports: Ports, published: PublishedSteps,
+    group_ids: Iterator[int], sample_ids: Iterator[int], out: MemoryObjectSendStream[Batch],
+    step_of: Callable[[int], int], past: Past | None = None,
+) -> None:  # fmt: skip
     """Play groups and send batch after batch to `out`; no sample is more than `max_staleness` steps
     old when it is trained. `step_of` maps a policy version to the training step that made it;
     `past`: groups and problems of an earlier attempt, with the sampler in the state of its end.

@@ -155,10 +155,8 @@ class Work:
         weights = start.to_json(run.paths.record)
         await run.record("stage_start", name, stage=index, weights=weights, groups_per_step=groups)
         began = time.monotonic()
-        if isinstance(stage, SearchStage):
-            await self._run_search(stage, index)
-        elif isinstance(stage, EvalStage):
-            await self._run_eval(stage, index)
+        if isinstance(stage, EvalStage | SearchStage):
+            await self._play(stage, index)
         elif isinstance(stage, SftStage):
             await run_sft_stage(run, stage, index, start=start, back_to=back_to)
         else:
@@ -167,27 +165,27 @@ class Work:
         await run.record("stage_end", f"{name}: {seconds:.1f} s", stage=index, seconds=seconds)
         run.console.say(f"{name} done in {seconds:.0f} s")
 
-    async def _run_search(self, stage: SearchStage, index: int) -> None:
-        is_done = False
-        async with self.run.stop.dropping():
-            await run_search_stage(self.run, stage, index)
-            if self.run.experiment.eval.both_baselines and self.run.placement.judge:
-                await measure_other(self.run, _without_key(self.run.experiment), stage=index)
+    async def _play(self, stage: EvalStage | SearchStage, index: int) -> None:
+        """Run an evaluation or a search, both of which a stop drops."""
+        run, is_done, result = self.run, False, None
+        judge = _without_key(run.experiment)
+        has_both = run.experiment.eval.both_baselines and bool(run.placement.judge)
+        async with run.stop.dropping():
+            if isinstance(stage, EvalStage):
+                result = await run_eval_stage(run, stage, index)
+            else:
+                await run_search_stage(run, stage, index)
+            if has_both and result is not None:
+                result = await with_other_baseline(run, result, judge, stage=index)
+            elif has_both:
+                await measure_other(run, judge, stage=index)
             is_done = True
         if not is_done:
-            raise self.run.stop.stopped()
+            raise run.stop.stopped()
+        if result is not None:
+            self._say_evaluated(result)
 
-    async def _run_eval(self, stage: EvalStage, index: int) -> None:
-        results: list[Evaluation] = []
-        async with self.run.stop.dropping():
-            result = await run_eval_stage(self.run, stage, index)
-            if self.run.experiment.eval.both_baselines and self.run.placement.judge:
-                judge = _without_key(self.run.experiment)
-                result = await with_other_baseline(self.run, result, judge, stage=index)
-            results.append(result)
-        if not results:
-            raise self.run.stop.stopped()
-        (result,) = results
+    def _say_evaluated(self, result: Evaluation) -> None:
         interval = f"[{result.ci_low:.1%}, {result.ci_high:.1%}]"
         row = {**asdict(result), **result.detail}
         size = f"{result.num_problems} problems x {result.num_samples}"

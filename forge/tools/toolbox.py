@@ -11,10 +11,10 @@ candidate that is not correct no more than that, so that neither is a way to mor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
@@ -110,19 +110,10 @@ class Call:
     """As in the tool's schema; `error` alone where they cannot be read."""
 
 
-class Ask(Protocol):
-    """Asks the judges, as `evalpool.pool.Pool.judge` does."""
-
-    async def __call__(
-        self, problem: ReferenceModule, code: str, *, timing: bool, profile: bool, outputs: bool
-    ) -> Verdict:
-        """The verdict, or the look at one call."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolbox:
-    ask: Ask
+    ask: Callable[..., Awaitable[Verdict]]
+    """`Pool.judge` of the judges."""
     max_calls: int = 0
     has_times: Callable[[], bool] = lambda: False
     """True if the judges measure times."""

@@ -141,12 +141,9 @@ def turn_returns(
 
 
 def group_advantages(
-    returns: Sequence[Sequence[float | None]],
-    *,
-    scale: Literal["group", "none"],
-    advantage: Literal["group", "turn"] = "group",
-    leave_one_out: bool = False,
-) -> list[list[float | None]]:
+    returns: Sequence[Sequence[float | None]], *, scale: Literal["group", "none"],
+    advantage: Literal["group", "turn"] = "group", leave_one_out: bool = False,
+) -> list[list[float | None]]:  # fmt: skip
     """Advantage of each turn, None for a masked return. [rollout][turn], as `returns`.
 
     Advantages of unmasked turns sum to zero; adding a constant to every return changes nothing.

@@ -116,7 +116,9 @@ class FunctionScorer:
             await anyio.sleep(STACKS_S)
             line = self._line_in_log()
             await self._child.kill()
-            raise Stalled(self._words(line, _late(where, timeout_s), where)) from error
+            key = "" if where == LOADING else " (reward.function_timeout_s)"
+            text = f"did not return within {timeout_s:g} s{key}"
+            raise Stalled(self._words(line, text, where)) from error
         except ChildDied as error:
             with anyio.move_on_after(DEATH_S):
                 await self._child.wait()
@@ -193,11 +195,6 @@ async def try_function(reward: RewardTable, *, is_timed: bool) -> None:
 def split_function(value: str) -> tuple[Path, str]:
     file, _, name = value.rpartition(":")
     return Path(file), name
-
-
-def _late(where: str, timeout_s: float) -> str:
-    key = "" if where == LOADING else " (reward.function_timeout_s)"
-    return f"did not return within {timeout_s:g} s{key}"
 
 
 def _sent(verdict: Verdict) -> dict[str, Any]:

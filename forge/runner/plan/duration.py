@@ -134,14 +134,9 @@ class Unknown(Exception):
 
 
 def predict_phases(
-    experiment: Experiment,
-    *,
-    machine: Machine,
-    params: int | None,
-    placement: Placement,
-    rates: Mapping[str, Rate] | None = None,
-    shares: bool = False,
-) -> Iterator[PhasePlan]:
+    experiment: Experiment, *, machine: Machine, params: int | None, placement: Placement,
+    rates: Mapping[str, Rate] | None = None, shares: bool = False,
+) -> Iterator[PhasePlan]:  # fmt: skip
     """Phases in order: prepare, then the stages. `rates` are times of earlier runs, by the phase's
     name; `shares`: evaluations are of the problems that are trained on."""
     costs = _Costs(experiment, placement, machine, params=params)

@@ -167,13 +167,9 @@ T = TypeVar("T", bound="Plan | Placement")
 
 @contextmanager
 def open_claimed(
-    lay_out: Callable[[Machine], T],
-    *,
-    look: Callable[[], Machine],
-    run: str,
-    wait_s: float = 0.0,
+    lay_out: Callable[[Machine], T], *, look: Callable[[], Machine], run: str, wait_s: float = 0.0,
     say: Callable[[str], None],
-) -> Generator[tuple[T, Claim]]:
+) -> Generator[tuple[T, Claim]]:  # fmt: skip
     """Yields the result of `lay_out` for this machine, which `look` reads, and the claim on its
     cards. Blocks, up to `wait_s` for cards of another run. Raises CardBusy if processes without a
     claim leave too little memory on a card; MachineError."""

@@ -105,16 +105,9 @@ class TrainBytes:
 
 
 def train_bytes(
-    stage: SftStage | GrpoStage,
-    model: ModelTable,
-    shape: ModelShape,
-    *,
-    num_gpus: int,
-    parallel: str,
-    tokens: int,
-    is_whole: bool = False,
-    recomputes: bool | int = True,
-) -> TrainBytes:
+    stage: SftStage | GrpoStage, model: ModelTable, shape: ModelShape, *, num_gpus: int,
+    parallel: str, tokens: int, is_whole: bool = False, recomputes: bool | int = True,
+) -> TrainBytes:  # fmt: skip
     """GPU memory of a rank of the trainer.
 
     Args:

@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from forge.data.prompts.prompt_set import PromptSet
     from forge.evalpool.pool import Pool
     from forge.process.child import ProcessObserver
-    from forge.records import Judge, Problem
+    from forge.records import Judge
     from forge.runner.live.progress import Progress
-    from forge.store.layout import RunPaths
 
 DIGEST = ".xxh3"
 logger = logging.getLogger(__name__)

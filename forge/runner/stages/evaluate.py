@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import EvalStage, EvalTable, GrpoStage, JudgeTable, ServeTable
     from forge.evalpool.pool import Pool
-    from forge.records import Evaluation, Problem, Turn
+    from forge.records import Turn
     from forge.rollout.ports import Ports
     from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import RunContext

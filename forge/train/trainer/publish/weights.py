@@ -216,16 +216,10 @@ class Publisher(Background):
 
 
 def write_and_offer(
-    policy: Any,
-    weights: dict[str, torch.Tensor],
-    probe: dict[str, Any] | None,
-    *,
-    settings: TrainerSettings,
-    client: SupervisorClient,
-    step: int,
-    copied_s: float,
+    policy: Any, weights: dict[str, torch.Tensor], probe: dict[str, Any] | None, *,
+    settings: TrainerSettings, client: SupervisorClient, step: int, copied_s: float,
     is_shared: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Write a grpo step's weights and offer them to every replica; returns their version.
 
     `weights` is a copy, emptied when nobody needs it; of `policy` only the config is read.
