@@ -8,8 +8,6 @@ from enum import StrEnum
 
 
 class Target(StrEnum):
-    """The victim of a fault."""
-
     SUPERVISOR = "supervisor"
     TRAINER = "trainer"
     RANK = "rank"
@@ -30,8 +28,6 @@ class Target(StrEnum):
 
 
 class Phase(StrEnum):
-    """The activity of the run when the fault strikes."""
-
     STARTING = "starting"
     EVAL = "eval"
     SFT = "sft"
@@ -54,8 +50,6 @@ class Phase(StrEnum):
 
 
 class Fault(StrEnum):
-    """Kinds of faults."""
-
     KILL = "kill"
     STOP = "stop"
     """SIGSTOP, and never SIGCONT."""
@@ -85,8 +79,6 @@ DAMAGES = (Fault.DELETED, Fault.TRUNCATED, Fault.EMPTIED, Fault.FLIPPED, Fault.G
 
 
 class Seen(StrEnum):
-    """Outcomes of the command that was struck."""
-
     SURVIVED = "survived"
     """Exit 0, and no child was replaced."""
     RESTARTED = "restarted"
@@ -108,8 +100,6 @@ CODES = {0, 2, 3, 4, 5, 130}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One experiment of the matrix and its expected outcome."""
-
     target: Target
     phase: Phase
     fault: Fault

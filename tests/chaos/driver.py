@@ -77,7 +77,6 @@ CLOCKS = (Fault.CLOCK_BACK, Fault.CLOCK_FORWARD)
 
 
 def play(cell: Cell, taught: Taught) -> Result:
-    """Play a cell. The result has a line for each reason why it failed."""
     result = Result()
     if skipped := reason_to_skip(cell):
         result.skipped = skipped
@@ -104,7 +103,6 @@ def play(cell: Cell, taught: Taught) -> Result:
 
 
 def conclude(result: Result, record_property: Callable[[str, object], None]) -> None:
-    """Pass, fail or skip the test of a cell."""
     for name in ("seen", "said", "resumed", "cpu_s"):
         record_property(name, str(getattr(result, name)))  # which xdist sends as text
     if result.skipped:
@@ -170,7 +168,6 @@ def _kill(cell: Cell, run: RunView, command: Command) -> None:
 
 
 def _strike_stopped(machine: Machine, cell: Cell, run: RunView) -> tuple[Acknowledged, Command]:
-    """Damage a file, or the disk, of a run that is not running; then resume it."""
     await_children(machine)
     before = Acknowledged.read(run)
     if cell.fault in DAMAGES:
@@ -191,7 +188,6 @@ def _strike_running(machine: Machine, cell: Cell, run: RunView, command: Command
 
 
 def _stop(command: Command, *, is_held: bool) -> None:
-    """Stop a run as a user does, and return once it has understood."""
     send([command.pid], signal.SIGTERM)
     if is_held:
         send([command.pid], signal.SIGCONT)

@@ -17,21 +17,13 @@ from tests.chaos.cells import Cell, Fault, Phase, Target
 from tests.chaos.machine import MOUNTS, Disk, Machine
 from tests.chaos.moments import send
 
-NUMBERS = {
-    Fault.KILL: signal.SIGKILL,
-    Fault.TERM: signal.SIGTERM,
-    Fault.SEGV: signal.SIGSEGV,
-}
+NUMBERS = {Fault.KILL: signal.SIGKILL, Fault.TERM: signal.SIGTERM, Fault.SEGV: signal.SIGSEGV}
 SOCKETS = {
     Target.SUPERVISOR: "control.sock",
     Target.ENGINE: "serve-0.sock",
     Target.JUDGE: "judge-0.sock",
 }
-DISKS = {
-    Fault.DISK_FULL: Disk.SMALL,
-    Fault.DISK_LOW: Disk.SMALL,
-    Fault.READ_ONLY: Disk.FAILING,
-}
+DISKS = {Fault.DISK_FULL: Disk.SMALL, Fault.DISK_LOW: Disk.SMALL, Fault.READ_ONLY: Disk.FAILING}
 LEFT_BYTES = 20 << 20
 """Free space of a disk that is nearly full."""
 MORE_MEMORY_BYTES = 4 << 20
@@ -43,7 +35,6 @@ SOURCE = Path(__file__).with_name("wall_clock.c")
 
 
 def strike(cell: Cell, pids: list[int], machine: Machine) -> None:
-    """Apply a fault to processes that are held; all but those of STOP go on."""
     match cell.fault:
         case Fault.STOP:
             return
@@ -158,7 +149,6 @@ def set_clock(machine: Machine, seconds: int) -> None:
 
 
 def damage(cell: Cell, root: Path) -> Path:
-    """Damage a file of a run that is not running; returns its path."""
     found = sorted(root.glob(cell.file))
     assert found, f"no {cell.file} in {root}"
     path = found[-1]

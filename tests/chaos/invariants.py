@@ -55,7 +55,6 @@ class Acknowledged:
 
     @classmethod
     def read(cls, run: RunView) -> Acknowledged:
-        """All rows of now."""
         return cls(
             rows={table: frozenset(run.ask(sql)) for table, sql in KEYED.items()},
             names={table: dict(run.ask(sql)) for table, sql in IDENTITIES.items()},
@@ -79,7 +78,6 @@ class Course:
 
 
 def broken_promises(course: Course) -> list[str]:
-    """A line for each promise that does not hold; empty if all do."""
     return [*_store(course), *_machine(course), *_words(course)]
 
 
@@ -108,7 +106,6 @@ def _store(course: Course) -> Iterator[str]:
 
 
 def _lost(before: Acknowledged, now: Acknowledged) -> dict[str, frozenset[tuple[Any, ...]]]:
-    """Rows that are not there any more, by table."""
     lost = {table: rows - now.rows[table] for table, rows in before.rows.items()}
     return {table: rows for table, rows in lost.items() if rows}
 
@@ -146,6 +143,5 @@ def _words(course: Course) -> Iterator[str]:
 
 
 def some(found: Iterable[object], *, most: int = 3) -> str:
-    """The first few, in words."""
     listed = sorted(map(str, found))
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if listed[most:] else "")

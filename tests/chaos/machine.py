@@ -66,27 +66,21 @@ class MissingMount(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Command:
-    """A started `forge` command."""
-
     process: subprocess.Popen[bytes]
     stderr: Path
 
     @property
     def pid(self) -> int:
-        """Pid of the command, which is the supervisor."""
         return self.process.pid
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
         return self.process.poll()
 
     def said(self) -> str:
-        """Everything on its stderr."""
         return self.stderr.read_text(errors="replace")
 
     def last_line(self) -> str:
-        """Its error line, or the last line on its stderr."""
         lines = [line for line in self.said().splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("forge: ")]
         return (errors or lines or ["nothing"])[-1][:300]
@@ -98,8 +92,6 @@ class Command:
 
 @dataclass(slots=True, kw_only=True)
 class Machine:
-    """Made by `open_machine`."""
-
     root: Path
     disk: Disk
     is_private: bool
@@ -115,7 +107,6 @@ class Machine:
         return self.root / "t"
 
     def start(self, *args: str) -> Command:
-        """Start `forge` with these arguments."""
         stderr = self.root / f"stderr-{len(self.started) + 1}"
         argv = [sys.executable, "-m", "forge", *args]
         with stderr.open("wb") as errors:
@@ -218,7 +209,6 @@ def with_private_mounts(work: Callable[[], T]) -> T:
 
 
 def wait_until(holds: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-    """Poll a condition. Raises AssertionError with `what` after `timeout_s`."""
     end = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < end, f"waited {timeout_s:.0f} s for {what}"

@@ -26,7 +26,6 @@ def cell(
     never_says: str = "", file: str = "", finishes: bool | None = True, loses_rows: bool = False,
     loops: bool = False,
 ) -> Cell:  # fmt: skip
-    """One cell."""
     return Cell(
         target=target, phase=phase, fault=fault, expects=frozenset(expects), says=says,
         never_says=never_says, file=file, finishes=finishes, loses_rows=loses_rows, loops=loops,

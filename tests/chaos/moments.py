@@ -30,8 +30,6 @@ LASTING = (Target.SUPERVISOR, Target.STORE, Target.MACHINE, Target.TRAINER, Targ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run as its files show it."""
-
     root: Path
 
     def ask(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -44,25 +42,21 @@ class RunView:
             return []
 
     def number(self, sql: str, *values: object) -> int:
-        """A single number; 0 while there is none."""
         rows = self.ask(sql, *values)
         return int(rows[0][0] or 0) if rows else 0
 
     @property
     def attempt(self) -> int:
-        """The last attempt."""
         return self.number("SELECT max(attempt) FROM attempts")
 
     @property
     def trained(self) -> int:
-        """Last acknowledged step."""
         return max(
             self.number("SELECT max(step) FROM sample_uses"),
             self.number("SELECT max(step) FROM metrics WHERE key LIKE 'train/loss%'"),
         )
 
     def checkpoints(self) -> list[int]:
-        """Steps of whole checkpoints."""
         return sorted(int(p.name[11:]) for p in self.root.glob("checkpoints/*/checkpoint-*"))
 
     def has_begun(self, target: Target) -> bool:
@@ -75,7 +69,6 @@ class RunView:
 
 
 def is_reached(phase: Phase, run: RunView, target: Target) -> bool:
-    """True if the run is in that phase now."""
     match phase:
         case Phase.STARTING | Phase.RESUMING:
             return run.has_begun(target)
@@ -133,7 +126,6 @@ def meet(phase: Phase, run: RunView, target: Target, command: Command) -> list[i
 
 
 def wait_for(phase: Phase, run: RunView, target: Target, command: Command) -> None:
-    """Wait for the phase, and hold nobody."""
     _wait_in_run(lambda: is_reached(phase, run, target), command, what=f"{target} in {phase}")
 
 
@@ -146,7 +138,6 @@ def _wait_in_run(holds: Callable[[], bool], command: Command, *, what: str) -> N
 
 
 def send(pids: list[int], number: signal.Signals) -> None:
-    """Send a signal to each that is still there."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -29,8 +29,6 @@ LAUNCHER = "forge.evalpool.judge.children.launcher"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One process."""
-
     pid: int
     parent: int
     state: str
@@ -84,7 +82,6 @@ def descendants(of: int) -> list[Row]:
 
 
 def reap_orphans(*, own: set[int]) -> None:
-    """Wait for adopted zombies; `own` are children that somebody else waits for."""
     for row in descendants(os.getpid()):
         if row.parent == os.getpid() and row.state == "Z" and row.pid not in own:
             with suppress(ChildProcessError):

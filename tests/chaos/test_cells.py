@@ -29,8 +29,7 @@ def tier_of(cell: Cell) -> tuple[pytest.MarkDecorator, ...]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "cell",
-    [pytest.param(cell, id=cell.name, marks=tier_of(cell)) for cell in CELLS],
+    "cell", [pytest.param(cell, id=cell.name, marks=tier_of(cell)) for cell in CELLS]
 )
 def test_a_fault_is_survived_or_named_and_the_run_is_finished(
     cell: Cell, taught: Taught, record_property: Callable[[str, object], None]

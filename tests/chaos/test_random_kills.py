@@ -108,7 +108,6 @@ def _begin(machine: Machine, run: RunView | None) -> tuple[RunView, Command]:
 
 
 def _wait_at_random(run: RunView, command: Command, draw: random.Random) -> None:
-    """Return at a random moment after the start of the command, or after its first step."""
     is_early, pause_s = draw.random() < 0.5, draw.uniform(0, LONGEST_S)
     before = run.number(NUM_USES)
     while not is_early and command.code is None and run.number(NUM_USES) <= before:

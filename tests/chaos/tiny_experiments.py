@@ -79,7 +79,6 @@ SINK = '[sinks]\nto = ["tensorboard"]\n'
 
 
 def experiment_of(cell: Cell, taught: Taught) -> str:
-    """The experiment file of a cell."""
     model = "stuck" if cell.stage == "eval" else "loops" if cell.loops else "model"
     is_stuck = cell.fault is Fault.STOP
     text = HEAD.format(

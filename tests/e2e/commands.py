@@ -60,7 +60,6 @@ def is_alive(pid: int) -> bool:
 
 
 def last_trained(root: Path) -> int:
-    """Last trained step; 0 before the first step, and before there is a database."""
     try:
         with opened(root) as db:
             return db.execute("SELECT coalesce(max(step), 0) FROM sample_uses").fetchone()[0]

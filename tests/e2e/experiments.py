@@ -163,20 +163,16 @@ class Taught:
     folder: Path
 
     def problems(self) -> Path:
-        """Three problems."""
         return self._made("problems", write_problems)
 
     def rows(self) -> Path:
-        """Rows of an sft stage."""
         return self._made("rows.jsonl", _write_rows)
 
     def model(self, name: str = "model") -> Path:
-        """A model that gives the answers of that name."""
         problems = sorted(self.problems().rglob("*.py"))
         return self._made(name, lambda path: teach(path, problems=problems, answers=LEARNED[name]))
 
     def project(self, folder: Path) -> Path:
-        """A folder with `problems/` and `model/`; the test adds the experiment."""
         for path in (self.problems(), self.model()):
             shutil.copytree(path, folder / path.name)
         return folder
@@ -198,7 +194,6 @@ def taught_of(tmp_path_factory: pytest.TempPathFactory) -> Taught:
 
 
 def write_problems(path: Path) -> None:
-    """A directory in KernelBench's layout."""
     (path / "level1").mkdir(parents=True)
     for name in ("tanh", "exp", "abs"):
         (path / "level1" / f"{name}.py").write_text(PROBLEM.format(name))

@@ -58,8 +58,6 @@ TRAINER = "forge.train.trainer"
 
 @dataclass
 class Run:
-    """A run in progress and its nodes."""
-
     nodes: LocalNodes
     root: Path
     process: subprocess.Popen[str]

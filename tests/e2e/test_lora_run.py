@@ -9,12 +9,7 @@ import pytest
 from tests.e2e.commands import forge, opened
 from tests.e2e.experiments import FUNCTION, LITTLE, TINY
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.long,
-    pytest.mark.timeout(200),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(200)]
 
 EXPERIMENT = f"""\
 name = "lora"
@@ -58,7 +53,6 @@ max_turns = 1
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that ended."""
     folder = tmp_path_factory.mktemp("lora")
     (folder / "lora.toml").write_text(EXPERIMENT)
     done = forge("run", "lora.toml", cwd=folder)

@@ -81,7 +81,6 @@ NAMES = [f"{kind}-{n} (round {1 + n // 4})" for n, kind in enumerate(
 
 
 def begun(root: Path) -> list[str]:
-    """Names of the stages that have begun, in order."""
     try:
         with opened(root) as db:
             rows = db.execute("SELECT message FROM events WHERE kind = 'stage_start'").fetchall()

@@ -13,11 +13,7 @@ import pytest
 from tests.e2e.commands import children_of_run, forge, kill, opened, start, until
 from tests.e2e.experiments import FUNCTION, TINY, write_problems
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
 EXPERIMENT = f"""\
 name = "small"

@@ -58,7 +58,6 @@ def served() -> Iterator[str]:
 
 
 def finished_problems(root: Path) -> set[str]:
-    """Problems of the groups that have ended."""
     try:
         with opened(root) as db:
             found = db.execute("SELECT problem_id FROM groups WHERE num_rollouts > 0").fetchall()
@@ -126,7 +125,6 @@ def test_a_search_that_was_killed_keeps_every_answer(tmp_path: Path) -> None:
 
 
 def answers(root: Path) -> int:
-    """Judged answers in the store."""
     try:
         with opened(root) as db:
             return db.execute("SELECT count(*) FROM verdicts").fetchone()[0]

@@ -30,15 +30,7 @@ from forge.rollout.past import Past
 from forge.rollout.play import GroupPlace, play_group
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import UniformSampler
-from tests.rollout.fakes import (
-    FakePolicy,
-    batch_plan,
-    fake_judge,
-    mixed,
-    ports,
-    problem,
-    rules,
-)
+from tests.rollout.fakes import FakePolicy, batch_plan, fake_judge, mixed, ports, problem, rules
 
 PLACE = GroupPlace(group_id=5, purpose=Purpose.TRAIN, stage=3, step=1)
 

@@ -19,8 +19,6 @@ ATTEMPTS = [Exchange(completion_text=f"attempt {i}", verdict=WRONG) for i in ran
 
 @dataclass
 class Template:
-    """Renders each message as one token."""
-
     rendered: list[tuple[Message, ...]] = field(default_factory=list)
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:

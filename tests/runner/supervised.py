@@ -43,7 +43,6 @@ class Supervised:
         self._patch("forge.runner.outlets.summary.show_summary", lambda *given: None)
 
     async def end(self, work: Callable[[Work], Awaitable[None]]) -> Ending | None:
-        """Run it; how it ended, None for done."""
         self._patch(Work, "run_to_end", work)
         try:
             with anyio.fail_after(20):

@@ -46,10 +46,7 @@ kind = "grpo"
 steps = 9
 learning_rate = 1e-5
 """
-STAGES = (
-    EvalStage(kind="eval"),
-    GrpoStage(kind="grpo", steps=3, learning_rate=1e-4),
-)
+STAGES = (EvalStage(kind="eval"), GrpoStage(kind="grpo", steps=3, learning_rate=1e-4))
 
 
 class Parent:
@@ -206,13 +203,6 @@ async def lose_rows(folder: Path) -> Path:
     write_batch(paths.batches / "1-000003.npz", samples(group(30, [[Status.WRONG]]), first_id=90))
     (paths.checkpoints / "stage-1" / "checkpoint-2").mkdir(parents=True)
     return root
-
-
-async def test_a_whole_run_lacks_nothing(tmp_path: Path) -> None:
-    root = await write_run(tmp_path / "toy-1", small_run())
-    held = hold(root)
-    assert held.is_whole
-    assert (held.state.group_id, held.state.sample_id) == (7, 17)
 
 
 async def test_missing_rows_are_counted_and_ids_begin_above_every_file(tmp_path: Path) -> None:

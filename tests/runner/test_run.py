@@ -54,7 +54,6 @@ def card_of(index: int) -> Gpu:
 
 
 def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> Work:
-    """The work of a run without a supervisor."""
     absent: Any = dict.fromkeys(("writer", "observer", "stop"))
     run = RunContext(
         experiment=experiment, paths=paths, attempt=1, placement=placement,
@@ -88,9 +87,7 @@ async def test_each_role_gets_the_gpus_of_its_placement(
         memory_share=0.4,
     )  # fmt: skip
     work = make_work(
-        supervised.experiment.model_copy(update={"model": lora}),
-        supervised.paths,
-        placement,
+        supervised.experiment.model_copy(update={"model": lora}), supervised.paths, placement
     )
     chat = SimpleNamespace(stop_token_ids=(1,))
     run: Any = work.run
@@ -311,7 +308,6 @@ async def test_engines_that_do_not_fit_beside_the_trainer_are_closed_during_sft(
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
-    """The begun runs: (paths, experiment, past)."""
     seen: list[SimpleNamespace] = []
 
     async def supervise(paths, experiment, past, console, placement) -> None:

@@ -27,7 +27,6 @@ class Reference:
     model: Any
 
     def logits(self, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
-        """Logits that predict each completion token. [T, V]"""
         ids = torch.tensor([[*prompt, *completion]])
         with torch.no_grad():
             return self.model(ids).logits[0, len(prompt) - 1 : -1]
@@ -41,7 +40,6 @@ class Reference:
 
 
 def make_reference(path: Path, *, seed: int, model_type: str = "qwen3", **values: Any) -> Reference:
-    """A random model whose biases and norms matter too."""
     torch.manual_seed(seed)
     sizes = {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -62,7 +60,6 @@ def make_reference(path: Path, *, seed: int, model_type: str = "qwen3", **values
 
 @pytest.fixture
 def make_random(tmp_path: Path) -> Callable[..., Reference]:
-    """Make random weights of any `model_type`, which transformers loads in f32."""
     return lambda model_type, *, seed, **values: make_reference(
         tmp_path / f"{model_type}-{seed}", seed=seed, model_type=model_type, **values
     )

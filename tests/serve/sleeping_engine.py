@@ -17,8 +17,6 @@ from forge.serve.port import SLEEP, Chunk, EngineSample, EngineStatus, Request
 
 
 class Sleeper:
-    """An EnginePort."""
-
     name = "sleeper"
     features = frozenset({SLEEP})
 

@@ -32,8 +32,6 @@ CHAT = {"messages": [{"role": "user", "content": "née"}], "max_tokens": 40, "se
 
 
 class FakeEngine:
-    """Answers 0, 1, 2, ... immediately, or waits to be aborted."""
-
     name = "fake"
 
     def __init__(self, *, features: frozenset[str] = frozenset({SLEEP})):
@@ -123,19 +121,8 @@ async def test_health_answers_with_numbers_engine_and_features() -> None:
     assert (said["kv_use"], said["features"]) == (0.25, ["sleep"])
 
 
-async def test_weights_are_acknowledged_with_their_version() -> None:
-    engine = FakeEngine()
-    async with client(engine) as http:
-        said = (await http.post("/weights", json={"path": "/a", "version": 4})).json()
-        bad = await http.post("/weights", json={"path": "/a", "version": -1})
-    assert said["version"] == 4
-    assert engine.does == ["load /a 4"]
-    assert bad.status_code == 400
-
-
 @pytest.mark.parametrize(
-    ("error", "status"),
-    [(ConfigError("a\nb"), 400), (MachineError("m"), 503), (Stalled("s"), 503)],
+    ("error", "status"), [(ConfigError("a\nb"), 400), (MachineError("m"), 503), (Stalled("s"), 503)]
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/weights"])
 async def test_an_error_is_one_line_with_its_status(
@@ -237,19 +224,6 @@ async def test_a_client_that_hangs_up_has_its_request_aborted(
             await engine.ended.wait()
         tasks.cancel_scope.cancel()
     assert engine.does == ["abort"]
-
-
-async def test_a_stream_ends_with_the_whole_sample() -> None:
-    async with client(FakeEngine()) as http:
-        answer = await http.post("/v1/completions", json={**BODY, "n": 1, "stream": True})
-    events = [
-        json.loads(line.removeprefix("data: "))
-        for line in answer.text.splitlines()
-        if line.startswith("data: {")
-    ]
-    assert events[0]["token_ids"] == [0, 1, 2, 3]
-    assert events[0]["finish_reason"] == "length"
-    assert events[-1]["usage"]["completion_tokens"] == 4
 
 
 @given(st.dictionaries(

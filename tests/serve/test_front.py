@@ -47,7 +47,6 @@ kind = "eval"
 
 @pytest.fixture
 def experiment(talking: Path, tmp_path: Path) -> Path:
-    """A checkpoint with a tokenizer, and the file that names it."""
     file = tmp_path / "x.toml"
     file.write_text(EXPERIMENT.format(path=talking, store=tmp_path / "runs"))
     return file
@@ -170,8 +169,6 @@ Engine = Callable[["Request"], Awaitable[Response]]
 
 
 class Ids:
-    """A ChatPort for servers that never chat."""
-
     stop_token_ids: Sequence[int] = (7,)
 
     def encode_plain(self, text: str) -> list[int]:
@@ -180,7 +177,6 @@ class Ids:
 
 @asynccontextmanager
 async def answering(engine: Engine, *, timeout_s: float = 5.0) -> AsyncIterator[Front]:
-    """A front whose engine answers every request so."""
     app = Starlette(routes=[Route("/{path:path}", engine, methods=["POST"])])
     with open_socket_dir() as folder, anyio.fail_after(20):
         async with fronting(app, folder, timeout_s=timeout_s) as front:

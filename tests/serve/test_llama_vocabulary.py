@@ -43,7 +43,6 @@ def trained(tokenizer: Tokenizer, special: list[str], **keys: Any) -> Tokenizer:
 
 
 def byte_level(split: str) -> Tokenizer:
-    """Splits texts by a pattern."""
     tokenizer = Tokenizer(models.BPE())
     pieces = pre_tokenizers.Split(Regex(split), behavior="isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -68,7 +67,6 @@ def pieces(*, has_prefix: bool) -> Tokenizer:
 
 @pytest.fixture
 def speaking(make_random: Callable[..., Reference]) -> Callable[..., Path]:
-    """Make a model directory around a tokenizer."""
 
     def make(tokenizer: Tokenizer, *, model_type: str = "llama", **values: Any) -> Path:
         path = make_random(model_type, seed=0, vocab_size=720, **values).path

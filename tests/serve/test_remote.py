@@ -75,10 +75,7 @@ class Server:
             return self.models
 
         return Starlette(
-            routes=[
-                Route("/v1/models", get),
-                Route("/{path:path}", post, methods=["POST"]),
-            ]
+            routes=[Route("/v1/models", get), Route("/{path:path}", post, methods=["POST"])]
         )
 
 
@@ -294,18 +291,12 @@ async def test_a_silent_server_gets_no_request_until_it_answers_again(
                 assert len(await ask(remote)) == 2
 
 
-async def test_an_unusable_server_is_one_line_before_anything_is_sampled(
-    tmp_path: Path,
-) -> None:
+async def test_an_unusable_server_is_one_line_before_anything_is_sampled(tmp_path: Path) -> None:
     server = Server(tmp_path / "s", models=[("a", "x"), ("b", "x")])
     absent = f"unix:{tmp_path / 'absent'}"
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (ConfigError, f"serve.model_name is absent, and {server.url} has: a, b", {}),
-        (
-            ConfigError,
-            f'serve.model_name: found "c"; {server.url} has: a, b',
-            {"model_name": "c"},
-        ),
+        (ConfigError, f'serve.model_name: found "c"; {server.url} has: a, b', {"model_name": "c"}),
         (
             ConfigError,
             'serve.api_key_env: found "NO_KEY", which is not set',

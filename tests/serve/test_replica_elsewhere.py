@@ -47,8 +47,6 @@ class HealthyClient(Client):
 
 
 class Engine:
-    """A made-up engine on another machine."""
-
     def __init__(self, name: str) -> None:
         self.name, self.client = name, HealthyClient()
         self.brought: list[str] = []
@@ -95,7 +93,6 @@ class Machines:
 
 
 def opened(folder: Path, machines: Machines, **table: Any) -> AbstractAsyncContextManager[Replicas]:
-    """Replicas on these machines, with the weights `folder / "old"`."""
     return open_replicas(
         ServeTable(engine="llama", **table), weights=Weights(full=folder / "old"),
         stop_token_ids=(), socket_dir=folder, log_dir=folder, work_dir=folder / "work",

@@ -22,9 +22,7 @@ from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_repli
 from tests.serve.observed import Lives
 
 
-async def test_an_adapter_that_is_published_again_is_loaded_with_its_base(
-    tmp_path: Path,
-) -> None:
+async def test_an_adapter_that_is_published_again_is_loaded_with_its_base(tmp_path: Path) -> None:
     client, adapter = Client(), tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").touch()
@@ -48,9 +46,7 @@ async def test_an_engine_that_ends_cannot_get_weights_that_are_no_files(tmp_path
         await replica._live(anyio.TASK_STATUS_IGNORED)
 
 
-async def test_after_a_failed_load_the_old_weights_are_loaded_again(
-    tmp_path: Path,
-) -> None:
+async def test_after_a_failed_load_the_old_weights_are_loaded_again(tmp_path: Path) -> None:
     client, other = Client(), Client()
     client.failures = [MachineError("half written")]
     replicas = made_up_replicas(tmp_path, client, other)
@@ -102,9 +98,7 @@ async def test_a_probe_of_a_replica_that_stays_down_names_it(tmp_path: Path) -> 
         await replicas.probe([1], [2])
 
 
-async def test_new_weights_make_the_router_forget_prefixes(
-    tmp_path: Path,
-) -> None:
+async def test_new_weights_make_the_router_forget_prefixes(tmp_path: Path) -> None:
     replicas = made_up_replicas(tmp_path, Client(), Client())
     replicas.router.has_prefix_cache = True
     first, second = replicas.all

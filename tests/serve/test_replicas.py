@@ -46,7 +46,6 @@ async def served(
     deadline_s: float = DEADLINE_S,
     **table: Any,
 ) -> AsyncIterator[tuple[Replicas, Path]]:
-    """Replicas, and the directory of their sockets."""
     values = {"slots": 8, "context_tokens": 1024, "replicas": 1, **table}
     with open_socket_dir() as sockets, anyio.fail_after(deadline_s):
         async with open_replicas(
@@ -110,10 +109,7 @@ async def test_a_publish_reaches_all_replicas_and_those_that_restart(
 
 
 async def test_a_refused_publish_leaves_the_old_weights_everywhere(
-    tied: Reference,
-    newer: Reference,
-    make_adapter: Callable[..., Reference],
-    tmp_path: Path,
+    tied: Reference, newer: Reference, make_adapter: Callable[..., Reference], tmp_path: Path
 ) -> None:
     completion = list(range(60, 90))
     adapted = make_adapter(tied, r=4)
@@ -167,9 +163,7 @@ async def test_hf_passes_the_contract_of_an_engine(
         assert np.abs(expected - again.logprobs).max() <= 1e-3
 
 
-async def test_a_client_that_hangs_up_frees_its_slots(
-    shared: tuple[Replicas, Path, Path],
-) -> None:
+async def test_a_client_that_hangs_up_frees_its_slots(shared: tuple[Replicas, Path, Path]) -> None:
     _, socket, log = shared
     async with ReplicaClient(socket) as client:
 

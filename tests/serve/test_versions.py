@@ -92,9 +92,7 @@ def test_a_llama_built_for_another_vendors_gpus_is_refused(
         assert f"llama.cpp is built for {backend}, and devices.serve gives it 1 GPU" in (said or "")
 
 
-def test_auto_is_the_fastest_engine_for_model_and_devices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_is_the_fastest_engine_for_model_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     auto, gpu = ServeTable(engine="auto"), ("GPU-1",)
 
     def chosen(gpus: tuple[str, ...], *names: str, no_llama: str | None = None) -> str:

@@ -35,8 +35,6 @@ class DeadError(Exception):
 
 
 class FakeQueue:
-    """The output queue of one request."""
-
     def __init__(self, llm: FakeLlm, request_id: str, prompt: Any, params: dict[str, Any]) -> None:
         self.llm, self.request_id, self.prompt, self.params = llm, request_id, prompt, params
         self.lora: Any = None

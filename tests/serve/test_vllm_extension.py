@@ -125,8 +125,6 @@ def test_moving_adapters_or_weights_is_a_turn_that_ends_with_an_idle_gpu(
 
 
 class BaseLayerWithLoRA(nn.Module):
-    """Has the name of vLLM's class."""
-
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
         self.base_layer = base_layer

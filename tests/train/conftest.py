@@ -56,7 +56,6 @@ class FakeSupervisor:
     _waits: int = 0
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a POST."""
         self.order.append(path)
         match path:
             case "/take":
@@ -77,7 +76,6 @@ class FakeSupervisor:
         return {}
 
     def clear(self) -> None:
-        """Drop what the last trainer reported."""
         for reported in (
             self.published, self.trained, self.progress, self.checkpoints, self.order
         ):  # fmt: skip
@@ -106,7 +104,6 @@ def supervisor() -> Iterator[FakeSupervisor]:
 
 @pytest.fixture
 def served() -> Served:
-    """Serves a FakeSupervisor inside the context."""
 
     @asynccontextmanager
     async def serve(fake: FakeSupervisor) -> AsyncIterator[None]:

@@ -15,12 +15,7 @@ SIZES: dict[str, Any] = {
 def make_mixture(kind: str, at: Path, *, tokenizer: Path, **changes: int) -> Path:
     """A random model of that architecture, in a directory like one of the hub."""
     import torch
-    from transformers import (
-        AfmoeConfig,
-        AfmoeForCausalLM,
-        Qwen3MoeConfig,
-        Qwen3MoeForCausalLM,
-    )
+    from transformers import AfmoeConfig, AfmoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = SIZES | changes

@@ -39,7 +39,6 @@ def small() -> saving.Trained:
 
 
 def train(trained: saving.Trained, *, step: int) -> None:
-    """One step, on the same batch on all ranks."""
     draw = torch.Generator().manual_seed(step)
     loss = trained.model(torch.randn(5, 6, generator=draw)).square().mean()
     loss.backward()

@@ -129,7 +129,6 @@ def asked(*answers: str) -> list[Message]:
 
 
 def texts(chat: ChatTemplate, *answers: str) -> tuple[str, str]:
-    """Prompt and trained text of a row."""
     row = chat.training_row(asked(*answers))
     num = row.completion_mask.index(1)
     assert all(row.completion_mask[num:])

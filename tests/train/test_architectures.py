@@ -38,7 +38,6 @@ GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=3e-3, micro_batch_tokens=60
 
 
 def write_rows(chat: ChatTemplate, at: Path) -> Path:
-    """A row for each question."""
     rows = [
         chat.training_row((Message(role="user", content=text),
                            Message(role="assistant", content=f"def f(): return {text!r}")))
@@ -51,7 +50,6 @@ def write_rows(chat: ChatTemplate, at: Path) -> Path:
 
 
 def sft_trainer(model_dir: Path, at: Path, **keys: Any) -> Any:
-    """A trainer of the rows."""
     from forge.train.trainer.sft import make_trainer, read_rows
 
     rows = write_rows(ChatTemplate.load(model_dir), at)
@@ -60,7 +58,6 @@ def sft_trainer(model_dir: Path, at: Path, **keys: Any) -> Any:
 
 
 def trained_by_sft(model_dir: Path, at: Path) -> dict[str, Any]:
-    """The publication of an SFT stage."""
     from forge.train.trainer import sft as stage
 
     trainer, client = sft_trainer(model_dir, at), OneBatch(at)
@@ -256,9 +253,7 @@ def test_code_in_the_directory_of_a_model_that_transformers_has_is_not_needed(
     assert not has_own_code(tmp_path)
 
 
-def test_a_model_without_one_of_its_tensors_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_model_without_one_of_its_tensors_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     from forge.train.trainer.model.load import load_model

@@ -202,9 +202,7 @@ def test_a_snapshot_is_not_changed_by_later_training(tiny_model: Path, tmp_path:
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_biases_of_a_router_are_written_in_f32_whatever_the_dtype(
-    is_wrapped: bool,
-) -> None:
+def test_biases_of_a_router_are_written_in_f32_whatever_the_dtype(is_wrapped: bool) -> None:
     """Four biases that differ in f32 and tie in bf16: a parameter and a buffer."""
     import torch
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper

@@ -20,7 +20,6 @@ from forge.tools.toolbox import TOOLS, Call, find_call
 
 
 def package(name: str) -> Path:
-    """The folder of a package, without its import."""
     spec = find_spec(name)
     return Path(str(spec.origin)).parent
 
@@ -50,7 +49,6 @@ NAMES = re.compile(r"<[|｜][\w▁]+[|｜]?>|<\w+\|>|</s>|<(?:start|end)_of_\w+>
 
 
 def python_template(name: str) -> str:
-    """The chat template in a source file of transformers."""
     tree = ast.parse((MODELS / name / f"processing_{name}.py").read_text())
     found = (getattr(node, "value", None) for node in ast.walk(tree))
     (text,) = (value for value in found if isinstance(value, str) and "{%" in value)
@@ -236,8 +234,7 @@ def test_a_template_without_a_known_form_has_none(name: str, folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["<tool_call>\nno</tool_call>", '<tool_call>{"name": 3}', "<tool_call>{", "<tool_call>"],
+    "text", ["<tool_call>\nno</tool_call>", '<tool_call>{"name": 3}', "<tool_call>{", "<tool_call>"]
 )
 def test_a_call_that_cannot_be_read_is_a_mistake(text: str, folder: Path) -> None:
     form = load("qwen3", folder).tool_form
@@ -247,7 +244,6 @@ def test_a_call_that_cannot_be_read_is_a_mistake(text: str, folder: Path) -> Non
 
 
 def marked(theirs: Any, name: str, messages: Sequence[Message], chat: ChatTemplate) -> str:
-    """The last text that a template marks as generated."""
     found = theirs.apply_chat_template(
         dicts(name, messages), chat_template=source(name), return_dict=True,
         return_assistant_tokens_mask=True, **chat.switches,

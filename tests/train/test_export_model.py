@@ -39,7 +39,6 @@ learning_rate = 1e-3
 
 
 def adapter_on(model_dir: Path, at: Path) -> Path:
-    """A random adapter on all linear layers."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -32,7 +32,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def make_random(path: Path, model_type: str, **values: Any) -> dict[str, Any]:
-    """Write a model directory of random bf16 weights; returns the weights."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 

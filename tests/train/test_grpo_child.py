@@ -17,13 +17,7 @@ from tests.train.conftest import FakeSupervisor, Served
 from tests.train.samples import make_samples, scored_by
 from tests.train.trained import job_of, settings_of, train_grpo
 
-STAGE = GrpoStage(
-    kind="grpo",
-    steps=5,
-    learning_rate=1e-3,
-    micro_batch_tokens=60,
-    save_every=2,
-)
+STAGE = GrpoStage(kind="grpo", steps=5, learning_rate=1e-3, micro_batch_tokens=60, save_every=2)
 
 
 async def train(fake: FakeSupervisor, served: Served, *, model: Path, at: Path) -> None:

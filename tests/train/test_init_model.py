@@ -21,11 +21,7 @@ SIZES = TinyModel(
 def make(at: Path, name: str) -> None:
     anyio.run(
         lambda: run_init_model(
-            SIZES,
-            texts_path=at / "texts.jsonl",
-            out_dir=at / name,
-            log_dir=at / "logs",
-            seed=5,
+            SIZES, texts_path=at / "texts.jsonl", out_dir=at / name, log_dir=at / "logs", seed=5
         )
     )
 

@@ -34,7 +34,6 @@ PLAIN = conversation("A0", "A1", "A2")
 
 
 def template_dir(name: str, tiny_model: Path, at: Path) -> Path:
-    """A model directory with that template: of the tiny model, or a published one."""
     import tokenizers
     import trl
 
@@ -104,10 +103,7 @@ def test_an_answer_without_thinking_has_the_empty_thinking_of_its_template(
 
 @pytest.mark.parametrize("messages", [THINKING, PLAIN], ids=["thinking", "plain"])
 def test_masks_equal_those_of_transformers_where_a_template_marks_what_is_generated(
-    chats: dict[str, ChatTemplate],
-    tiny_model: Path,
-    tmp_path: Path,
-    messages: tuple[Message, ...],
+    chats: dict[str, ChatTemplate], tiny_model: Path, tmp_path: Path, messages: tuple[Message, ...]
 ) -> None:
     from transformers import AutoTokenizer
 

@@ -41,7 +41,6 @@ def without_signals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def failures(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Failures that the trainer reports."""
     from forge.train.trainer.child.control import SupervisorClient
 
     found: list[dict[str, Any]] = []

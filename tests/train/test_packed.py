@@ -47,7 +47,6 @@ def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def assert_same(trainer: Any, *, max_tokens: int) -> None:
-    """Loss and gradients of all layouts agree."""
     found = {}
     batch = trainer.sequences_of(make_batch(), version=0)
     for layout in RowLayout:
@@ -252,7 +251,6 @@ def test_a_micro_batch_holds_sequences_whole_and_predicts_each_token_at_its_posi
 
 
 def sequence(ids: list[int], *, trained: int, weight: float = 1.0) -> Sequence:
-    """A sequence whose last tokens are trained."""
     places = np.arange(max(len(ids) - trained, 1), len(ids))
     return Sequence(ids=np.array(ids), trained=places, values={"weight": weight})
 

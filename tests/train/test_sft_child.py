@@ -53,7 +53,6 @@ async def train(
 
 
 def trainer_of(model: Path, at: Path, stage: SftStage = STAGE) -> Any:
-    """The stage's trainer in this process."""
     from forge.train.trainer.sft import make_trainer, read_rows
 
     settings = settings_of(stage, model, at, seed=1, work_dir=at / "undisturbed")
@@ -61,14 +60,12 @@ def trainer_of(model: Path, at: Path, stage: SftStage = STAGE) -> Any:
 
 
 def undisturbed(model: Path, at: Path) -> dict[str, torch.Tensor]:
-    """Weights of the same stage trained without interruption."""
     trainer = trainer_of(model, at)
     trainer.train()
     return trainer.model.state_dict()
 
 
 def loss_and_gradients(trainer: Any) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of the trainer's first batch, which holds every row."""
     loss = trainer.training_step(trainer.model, trainer.next_batch())
     gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters()}
     return float(loss), gradients

@@ -22,7 +22,6 @@ def settings_of(
     rollout: RolloutTable | None = None,
     **changes: Any,
 ) -> Any:
-    """TrainerSettings of a trainer in this process."""
     from forge.train.trainer.child.settings import TrainerSettings
 
     table = ModelTable(path=str(model_dir)) if model is None else model
@@ -92,7 +91,6 @@ class OneBatch:
 
 
 def grpo_trainer(settings: Any, client: Any) -> Any:
-    """A GRPO stage's trainer in this process, with its reporter."""
     from forge.train.trainer.child.control import StopFlag
     from forge.train.trainer.grpo import GrpoReporter, make_trainer
 
@@ -102,7 +100,6 @@ def grpo_trainer(settings: Any, client: Any) -> Any:
 
 
 def train_grpo(settings: Any, client: Any) -> Any:
-    """Train a GRPO stage to its end in this process; returns the trainer."""
     trainer = grpo_trainer(settings, client)
     trainer.train()
     trainer.publisher.wait()
@@ -110,7 +107,6 @@ def train_grpo(settings: Any, client: Any) -> Any:
 
 
 def weights_of(published: dict[str, Any]) -> dict[str, Any]:
-    """The tensors of a published model."""
     from safetensors.torch import load_file
 
     return load_file(Path(published["path"], "model.safetensors"))

@@ -57,14 +57,8 @@ TORCH_MODEL = (
 KERNEL = RELU_KERNEL[: RELU_KERNEL.index("class ModelNew")]
 POLICIES: dict[str, tuple[str, Status]] = {
     "empty": ("", Status.REJECTED),
-    "torch only": (
-        f"import torch\n{TORCH_MODEL}",
-        Status.REJECTED,
-    ),
-    "kernel that is never launched": (
-        f"{KERNEL}{TORCH_MODEL}",
-        Status.REJECTED,
-    ),
+    "torch only": (f"import torch\n{TORCH_MODEL}", Status.REJECTED),
+    "kernel that is never launched": (f"{KERNEL}{TORCH_MODEL}", Status.REJECTED),
     "decoy": (RELU_KERNEL.replace("return y", f"return {TORCH}"), Status.REJECTED),
     "identity": (RELU_KERNEL.replace(RESULT, "value"), Status.WRONG),
     "input as output": (RELU_KERNEL.replace("return y", "return x"), Status.REJECTED),

@@ -35,7 +35,6 @@ CROWDED, FULL = with_free(60 << 30), with_free(5 << 30)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Folder of claims, instead of /tmp."""
     monkeypatch.setattr(claiming, "claim", partial(claim, folder=tmp_path))
     monkeypatch.setattr(claiming, "LEFTOVERS_S", 0.2)
     monkeypatch.setattr(claiming, "LOOK_AGAIN_S", 0.01)

@@ -9,14 +9,7 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.records import Event, Metrics
-from forge.runner.plan.duration import (
-    CARDS,
-    COMPILE_S,
-    MFU,
-    RATES,
-    record_rates,
-    share_of_peak,
-)
+from forge.runner.plan.duration import COMPILE_S, RATES, record_rates
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.plan import Plan, plan
 from forge.store.layout import RunPaths
@@ -83,14 +76,6 @@ def test_a_time_that_cannot_be_known_has_its_reason(
     assert first.wall_s is None
     assert first.basis.startswith(why)
     assert planned.wall_s is None
-
-
-def test_the_share_of_peak_goes_through_its_points_and_never_falls() -> None:
-    sizes = [10**k * step for k in range(6, 12) for step in range(1, 10)]
-    shares = [share_of_peak(size) for size in sizes]
-    assert shares == sorted(shares)
-    assert {size: share_of_peak(size) for size in MFU} == pytest.approx(MFU)
-    assert all(card.flops > 50 * card.bytes for card in CARDS.values())
 
 
 def record_run(

@@ -15,12 +15,7 @@ from forge.config.schema import (
     SftStage,
     TinyModel,
 )
-from forge.runner.plan.memory import (
-    TrainBytes,
-    judge_bytes,
-    micro_batch,
-    train_bytes,
-)
+from forge.runner.plan.memory import TrainBytes, judge_bytes, micro_batch, train_bytes
 from forge.runner.plan.shape import KNOWN, decoder, tiny_shape
 from tests.examples import examples
 
@@ -124,22 +119,6 @@ def test_a_larger_step_or_model_never_takes_less(
         for each in (less, more)
     ]  # fmt: skip
     assert peaks[0] <= peaks[1]
-
-
-def test_experts_in_4_bits_take_a_quarter_and_are_expanded_a_layer_at_a_time() -> None:
-    assert MIXTURE.quantized_params / MIXTURE.params == pytest.approx(0.97, abs=0.01)
-    attention = LoraTable(r=8, target_modules=["q_proj"])
-    experts = attention.model_copy(update={"target_parameters": ["mlp.experts.down_proj"]})
-
-    def bytes_of(lora: LoraTable, is_quantized: bool, **keys: Any) -> int:
-        table = ModelTable(path="x", lora=lora, quantize=QuantizeTable() if is_quantized else None)
-        return need(SFT, table, MIXTURE, tokens=1024, **keys).peak
-
-    layer = 2 * MIXTURE.expert_params / MIXTURE.sparse_layers
-    saved = bytes_of(attention, False) - bytes_of(attention, True)
-    assert saved == pytest.approx((2 - 0.56) * MIXTURE.quantized_params - layer, rel=0.01)
-    kept = bytes_of(experts, True, recomputes=False)
-    assert kept > bytes_of(experts, True) + 2 * MIXTURE.expert_params - 2 * layer
 
 
 def test_settings_that_save_memory_save_it_in_the_plan() -> None:

@@ -60,13 +60,6 @@ def test_the_plan_says_where_auto_is_off_and_why(
     assert not line or any(each.startswith(line) for each in found)
 
 
-def test_an_explicit_value_is_kept_and_has_no_reason(tmp_path: Path) -> None:
-    said = "stage.1.packing=false"
-    assert plan_reasons("mi300x-8b", "8xMI300X-192GB", tmp_path, said) == []
-    for value in (True, False):
-        assert is_packed(STAGE.model_copy(update={"packing": value}), QWEN, gpus=()) is value
-
-
 @pytest.mark.parametrize("gpus", [[], [CARD, CARD]])
 @pytest.mark.parametrize("model", [QWEN, ModelTable(init="tiny")])
 def test_auto_is_on_for_a_tested_model(model: ModelTable, gpus: list[Gpu]) -> None:

@@ -20,16 +20,10 @@ QUICKSTART = Path(__file__).parents[3] / "experiments" / "quickstart.toml"
 HERE = Machine(
     cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset()
 )
-ALL_AUTO = (
-    "devices.gpus=auto",
-    "devices.train=auto",
-    "devices.serve=auto",
-    "devices.judge=auto",
-)
+ALL_AUTO = ("devices.gpus=auto", "devices.train=auto", "devices.serve=auto", "devices.judge=auto")
 
 
 def place_on(machine: Machine | str, *overrides: str, engine: str = "vllm", model: str = ""):
-    """Places a changed quickstart on an assumed machine; `model` replaces its model."""
     if isinstance(machine, str):
         machine = assume(machine, here=HERE)
     experiment = load_experiment(QUICKSTART, overrides=overrides)

@@ -273,38 +273,28 @@ def test_all_kept_checkpoints_count_in_the_disk_if_their_number_is_known():
     assert plan_of(stages["kept"], *epochs).disk_bytes is None
 
 
-def test_allowed_but_unwise_settings_are_noted():
-    planned = plan_of("serve.threads=3", machine=make_machine(memory_bytes=1 << 30))
-    notes = " ".join(planned.notes)
-    assert "GB of memory; this machine has 1.1 GB" in notes
-    assert "threads for 2 cores" in notes
+OTHERS = {"others": ("run x-1, pid 7",)}
+ON_A_CARD = ("devices.gpus=auto", "devices.judge=1")
+SERVED = ("devices.gpus=auto", "devices.serve=1")
+ONLY_HF = {"num_gpus": 1, "engines": frozenset({"hf"})}
 
 
-def test_another_run_on_the_same_cores_is_noted_unless_this_one_has_cards():
-    others = ("run x-1, pid 7",)
-    assert any(
-        "run x-1, pid 7" in note for note in plan_of(machine=make_machine(others=others)).notes
-    )
-    on_card = make_machine(num_gpus=1, others=others)
-    planned = plan_of("devices.gpus=auto", "devices.judge=1", machine=on_card)
-    assert not any("x-1" in note for note in planned.notes)
-
-
-def test_cards_without_a_role_are_noted():
-    idle = plan_of("devices.gpus=auto", machine=make_machine(num_gpus=1))
-    assert any("everything runs on the CPU" in note for note in idle.notes)
-    unnamed = plan_of(machine=make_machine(num_gpus=1))
-    assert any("has 1 GPU(s), which this experiment does not use" in one for one in unnamed.notes)
-    used = plan_of("devices.gpus=auto", "devices.judge=1", machine=make_machine(num_gpus=1))
-    assert not any("everything runs on the CPU" in note for note in used.notes)
-
-
-def test_a_slow_engine_chosen_by_auto_is_noted():
-    only_hf = make_machine(num_gpus=1, engines=frozenset({"hf"}))
-    asked = ("devices.gpus=auto", "devices.serve=1")
-    assert any("many times slower" in note for note in plan_of(*asked, machine=only_hf).notes)
-    wanted = plan_of(*asked, "serve.engine=hf", machine=only_hf)
-    assert not any("many times slower" in note for note in wanted.notes)
+@pytest.mark.parametrize(
+    ("asked", "facts", "words", "is_noted"),
+    [
+        ((), {"memory_bytes": 1 << 30}, "GB of memory; this machine has 1.1 GB", True),
+        (("serve.threads=3",), {}, "threads for 2 cores", True),
+        ((), OTHERS, "run x-1, pid 7", True),
+        (ON_A_CARD, {"num_gpus": 1, **OTHERS}, "x-1", False),
+        (("devices.gpus=auto",), {"num_gpus": 1}, "everything runs on the CPU", True),
+        ((), {"num_gpus": 1}, "has 1 GPU(s), which this experiment does not use", True),
+        (ON_A_CARD, {"num_gpus": 1}, "everything runs on the CPU", False),
+        (SERVED, ONLY_HF, "many times slower", True),
+        ((*SERVED, "serve.engine=hf"), ONLY_HF, "many times slower", False),
+    ],
+)
+def test_allowed_but_unwise_settings_are_noted(asked, facts, words, is_noted):
+    assert (words in " ".join(plan_of(*asked, machine=make_machine(**facts)).notes)) is is_noted
 
 
 def test_judges_behind_a_url_are_named_and_none_is_planned():

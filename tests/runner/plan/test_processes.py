@@ -12,7 +12,6 @@ from forge.config.load import load_experiment
 from forge.errors import MachineError
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.plan import Plan, plan, render
-from forge.runner.plan.processes import spans
 
 RECIPES = Path(__file__).parents[3] / "examples" / "cluster"
 TWO, TEN = RECIPES / "train-and-judge.toml", RECIPES / "ten-nodes.toml"
@@ -108,12 +107,6 @@ def test_without_assumed_nodes_the_cluster_has_a_row_for_each_role(capsys: Any) 
     (judges,) = json.loads(capsys.readouterr().out)["elsewhere"]
     assert judges["name"] == "8 judges"
     assert "role=judge" in judges["device"]
-
-
-def test_numbers_are_listed_as_ranges() -> None:
-    assert [spans(each) for each in [(), (3,), (0, 1, 2, 5), (1, 3)]] == [
-        "", "3", "0-2, 5", "1, 3",
-    ]  # fmt: skip
 
 
 def test_judges_and_engines_share_the_cards_of_a_node():

@@ -151,7 +151,6 @@ async def test_the_live_line_counts_judged_broken_answers(tmp_path: Path) -> Non
 
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
-    """A run with pairs and the rows of one stage."""
     paths = create_run("x", store_dir=tmp_path)
     for name in ("pairs.jsonl", "rows-0.jsonl"):
         write_kept(data_dir(paths) / name, TEXT)

@@ -54,12 +54,6 @@ def test_peaks_are_stated_for_the_very_card_alone(name: str) -> None:
     assert card_facts(name).bandwidth_gbps == PEAKS[name]
 
 
-def test_the_peaks_of_an_h100_are_those_of_its_data_sheet() -> None:
-    facts = card_facts("NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984)
-    assert (facts.memory_gb, facts.num_multiprocessors) == (80, 132)
-    assert facts.tflops == {"fp32": 62, "tf32": 495, "fp16": 989, "bf16": 989}
-
-
 def experiment_of(*overrides: str) -> Experiment:
     file = ROOT / "experiments" / "quickstart.toml"
     return load_experiment(file, overrides=["prompt.preset=standard", *overrides])

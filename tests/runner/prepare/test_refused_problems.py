@@ -65,12 +65,7 @@ def refuse(problems: list[Problem], pool: FakePool, paths: RunPaths) -> dict[str
     progress = Progress(run="x", num_stages=1)
 
     async def find() -> dict[str, str]:
-        return await find_refused(
-            problems,
-            paths=paths,
-            pool=cast("Any", pool),
-            progress=progress,
-        )
+        return await find_refused(problems, paths=paths, pool=cast("Any", pool), progress=progress)
 
     return anyio.run(find)
 

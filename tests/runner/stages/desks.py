@@ -15,8 +15,6 @@ from forge.runner.stages.run_context import RunContext
 
 
 class Recorder:
-    """A sink that keeps its records."""
-
     def __init__(self) -> None:
         self.records: list[Any] = []
 

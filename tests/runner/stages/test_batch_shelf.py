@@ -34,9 +34,7 @@ async def test_a_later_attempt_has_the_same_headers_and_reads_each_file_once(
     assert len(read) == 2
 
 
-async def test_files_of_other_stages_and_unfinished_files_are_not_recovered(
-    tmp_path: Path,
-) -> None:
+async def test_files_of_other_stages_and_unfinished_files_are_not_recovered(tmp_path: Path) -> None:
     await BatchShelf(tmp_path, stage=13).add(batch(5))
     (tmp_path / ".3-000004.npz.partial").write_bytes(b"cut off")
     shelf = BatchShelf(tmp_path, stage=3)

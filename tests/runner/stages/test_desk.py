@@ -177,9 +177,7 @@ def records_of(desk: TrainerDesk) -> list[Any]:
     return writer.records
 
 
-async def test_a_batch_without_a_checkpoint_is_offered_again_after_a_crash(
-    tmp_path: Path,
-) -> None:
+async def test_a_batch_without_a_checkpoint_is_offered_again_after_a_crash(tmp_path: Path) -> None:
     first = make_desk(tmp_path)
     for step in (1, 2):
         await first.offer(batch(step))

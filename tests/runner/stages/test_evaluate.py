@@ -111,7 +111,6 @@ async def test_a_kept_group_is_not_played_and_seeds_depend_on_the_problem(
 
 
 def stubbed(monkeypatch: pytest.MonkeyPatch, **serve: Any) -> Any:
-    """A run context whose evaluations play nothing."""
     measured = evaluation()
 
     async def put(*records: object) -> None: ...

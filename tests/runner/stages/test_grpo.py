@@ -21,15 +21,14 @@ from forge.runner.stages import desk as desk_module
 from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.grpo import (
     _batch_plan,
-    _set_turnover,
     _step_of,
     _training_ports,
     alternate_with_training,
     recall_groups,
 )
 from forge.runner.weights.resume import StartingWeights
-from forge.runner.weights.sync import TurnGate, Turnover, WeightSync
-from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
+from forge.runner.weights.sync import TurnGate, WeightSync
+from forge.serve.port import PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.rollout.fakes import batch_plan
@@ -75,19 +74,6 @@ def test_rollouts_of_a_group_ask_separately_if_the_engine_caches_prefixes(is_apa
     use = _training_ports(run_of(experiment(), features=features))
     assert use.is_apart is is_apart
     assert use.load() == "load"
-
-
-@pytest.mark.parametrize(
-    ("start", "expected"),
-    [
-        (Weights(full=Path("w")), Turnover.STOP),
-        (Weights(full=Path("w"), adapter=Path("a")), Turnover.LIVE),
-    ],
-)
-def test_an_adapter_is_published_beside_running_turns(start: Weights, expected: Turnover) -> None:
-    run = run_of(experiment(), features=frozenset({OLD_ADAPTERS}))
-    _set_turnover(run, start)
-    assert run.weights.gate.turnover is expected
 
 
 def test_versions_of_earlier_attempts_and_stages_have_a_step(tmp_path: Path) -> None:

@@ -119,9 +119,7 @@ async def test_a_checkpoint_that_is_published_again_is_not_evaluated_again(
     assert (await stage.desk.take(2))["kind"] == "batch"
 
 
-async def test_a_requested_evaluation_follows_the_current_step(
-    stage: Stage,
-) -> None:
+async def test_a_requested_evaluation_follows_the_current_step(stage: Stage) -> None:
     stage.played.set()
     desk = stage.desk
     async with anyio.create_task_group() as tasks:

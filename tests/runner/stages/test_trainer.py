@@ -90,11 +90,7 @@ class Stage:
 
     async def own(self) -> None:
         await trainer.own_trainer(
-            self.run,
-            self.table,
-            self.desk,
-            point=ResumePoint(),
-            start=Weights(full=Path("w")),
+            self.run, self.table, self.desk, point=ResumePoint(), start=Weights(full=Path("w"))
         )
 
     @asynccontextmanager
@@ -125,7 +121,6 @@ class Stage:
         return bool(self.started) and "ready" in self.started[-1].last_log_lines()
 
     async def own_and_stop(self) -> None:
-        """Request a stop as soon as the trainer is ready."""
 
         async def ask() -> None:
             await self.ready()
@@ -232,9 +227,7 @@ async def test_a_stage_ends_once_its_last_step_is_published(stage: Stage) -> Non
     assert stage.writer.records[0].message.startswith("trainer: exit 3 in stage sft-1")
 
 
-async def test_publishing_a_checkpoint_again_keeps_the_metrics_of_its_step(
-    tmp_path: Path,
-) -> None:
+async def test_publishing_a_checkpoint_again_keeps_the_metrics_of_its_step(tmp_path: Path) -> None:
     stage = Stage(tmp_path, [])
     stage.run.busy = lambda: {"serve": 0.0}
     stage.run.weights = SimpleNamespace(publish=published_row)
@@ -258,7 +251,6 @@ FULL = {"kind": "oom", "micro_batch_tokens": 4096, "peak_bytes": 78_100_000_000,
 
 
 def fill_memory(stage: Stage, numbers: dict[str, Any] = FULL) -> None:
-    """Every trainer reports full GPU memory before it ends."""
 
     def say() -> None:
         stage.desk.failure = numbers

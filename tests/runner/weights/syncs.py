@@ -30,10 +30,7 @@ class FakeServing:
 
 
 def weight_sync(
-    tmp_path: Path,
-    serving: Any,
-    *,
-    precision: Literal["exact", "fast"] = "exact",
+    tmp_path: Path, serving: Any, *, precision: Literal["exact", "fast"] = "exact"
 ) -> tuple[WeightSync, Recorder]:
     sink: Any = Recorder()
     sync = WeightSync(

@@ -11,11 +11,7 @@ from forge.config.schema import Experiment, ModelTable
 from forge.errors import MachineError
 from forge.records import PolicyVersion
 from forge.runner.past import EarlierAttempts
-from forge.runner.weights.resume import (
-    find_starting_weights,
-    require_weights,
-    sha256_of_weights,
-)
+from forge.runner.weights.resume import find_starting_weights, require_weights, sha256_of_weights
 from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
