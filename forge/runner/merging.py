@@ -4,10 +4,8 @@ cache, by a child that compares the result with the run's own weights. Nothing h
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -16,15 +14,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.data.chat import ChatTemplate
-from forge.errors import MachineError
-from forge.process.child import ChildSpec, open_child
-from forge.process.environment import child_env
-from forge.process.machine import free_bytes
+from forge.errors import ChildDied, MachineError
 from forge.records import Message
-from forge.runner.prepare.hub import alone
+from forge.runner.prepare.hub import alone, require_room
 from forge.runner.weights.resume import sha256_of_weights
 from forge.train.gguf import made_dir
-from forge.views.text.numbers import gigabytes
+from forge.train.handle import run_for_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +32,6 @@ NUM_TOKENS = 16
 TIMEOUT_S = 7200.0
 """Maximum duration of a job: a large model is read, merged and written on the CPU."""
 QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
-FREE_FACTOR = 1.1
 DIGITS = 16
 
 
@@ -51,11 +45,7 @@ def merge(
         if folder.is_dir():
             return folder
         needed = sum(file.stat().st_size for file in weights.full.glob("*.safetensors"))
-        if needed * FREE_FACTOR > (free := free_bytes(folder.parent)):
-            raise MachineError(
-                f"model.path: {name}: {gigabytes(needed)} to write, {gigabytes(free)} free in "
-                f"{folder.parent}; set XDG_CACHE_HOME to a larger disk"
-            )
+        require_room(needed, folder, name=name)
         if say:
             say(f"{name}: its adapter is merged into {weights.full} once, as {folder}")
         partial_dir = folder.with_name(f".{folder.name}.partial")
@@ -90,26 +80,14 @@ DISK_FULL = ("No space left on device", "os error 28")
 async def run_child(module: str, job: dict[str, Any]) -> dict[str, Any]:
     """Run `python -m MODULE` with a config; returns the JSON of its result file. Raises
     MachineError if the disk is full, ChildDied if it ended without a result, Stalled."""
-    name = module.rpartition(".")[2]
-    threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="forge-export-") as folder:
-        result = Path(folder, "result.json")
-        spec = ChildSpec(
-            name=name,
-            argv=(sys.executable, "-m", module),
-            log_path=Path(folder, f"{name}.log"),
-            env=child_env(threads=threads, extra=QUIET),
-            socket_path=None,
-            config={**job, "threads": threads, "result_path": str(result)},
-        )
-        async with open_child(spec) as child:
-            with anyio.move_on_after(TIMEOUT_S) as scope:
-                await child.wait()
-            if scope.cancelled_caught:
-                raise child.stalled(asked="an exported model", silent_s=TIMEOUT_S)
-            if not result.is_file():
-                died = child.died(doing="exporting the model")
-                if any(words in str(died) for words in DISK_FULL):
-                    raise MachineError(f"{job.get('out_dir') or job['path']}: the disk is full")
-                raise died
-        return json.loads(result.read_text())
+        try:
+            return await run_for_result(
+                module, job, log_dir=Path(folder), makes="an exported model", timeout_s=TIMEOUT_S,
+                threads=len(os.sched_getaffinity(0)), extra=QUIET,
+            )  # fmt: skip
+        except ChildDied as died:
+            if any(words in str(died) for words in DISK_FULL):
+                where = job.get("out_dir") or job["path"]
+                raise MachineError(f"{where}: the disk is full") from died
+            raise

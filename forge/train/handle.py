@@ -200,10 +200,12 @@ async def run_init_model(
     """Make a random model in `out_dir`, and a tokenizer from `texts_path`, JSON lines of strings.
     Raises ChildDied with the last lines of its log."""
     given = {
-        "tiny": tiny.model_dump(mode="json"), "texts_path": str(texts_path.absolute()), "seed": seed
+        "tiny": tiny.model_dump(mode="json"), "texts_path": str(texts_path.absolute()),
+        "seed": seed, "model_dir": str(out_dir.absolute()),
     }  # fmt: skip
-    await _make(
-        "init-model", "init_model", given, out_dir=out_dir, log_dir=log_dir,
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    await run_for_result(
+        "forge.train.trainer.model.init_model", given, log_dir=log_dir, makes="a model directory",
         timeout_s=INIT_TIMEOUT_S, observer=observer,
     )  # fmt: skip
 
@@ -212,10 +214,12 @@ async def run_from_gguf(path: Path, *, out_dir: Path, threads: int) -> None:
     """Make the model directory `out_dir` of a GGUF file. Raises ConfigError if the file cannot
     become the model that llama.cpp computes, ChildDied, MachineError for a full disk."""
     timeout_s = INIT_TIMEOUT_S * (1 + path.stat().st_size / GGUF_BYTES)
+    given = {"path": str(path.absolute()), "model_dir": str(out_dir.absolute())}
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        result = await _make(
-            "from-gguf", "from_gguf", {"path": str(path.absolute()), "threads": threads},
-            out_dir=out_dir, log_dir=Path(folder), threads=threads, timeout_s=timeout_s,
+        result = await run_for_result(
+            "forge.train.trainer.model.from_gguf", given, log_dir=Path(folder),
+            makes="a model directory", timeout_s=timeout_s, threads=threads,
         )  # fmt: skip
     if "refused" in result:
         raise ConfigError(result["refused"])
@@ -223,28 +227,26 @@ async def run_from_gguf(path: Path, *, out_dir: Path, threads: int) -> None:
         raise MachineError(f"{out_dir.parent}: the disk is full; XDG_CACHE_HOME names another one")
 
 
-async def _make(
-    name: str, module: str, given: Mapping[str, Any], *, out_dir: Path, log_dir: Path,
-    timeout_s: float, threads: int = 1, observer: ProcessObserver | None = None,
-) -> Mapping[str, Any]:  # fmt: skip
+async def run_for_result(
+    module: str, given: Mapping[str, Any], *, log_dir: Path, makes: str, timeout_s: float,
+    threads: int = 1, extra: Mapping[str, str] = QUIET, observer: ProcessObserver | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Run `python -m MODULE CONFIG`; returns the JSON of its result file. `makes`: what is asked of
+    it. Raises ChildDied if it ended without a result, Stalled."""
+    name = module.rpartition(".")[2].replace("_", "-")
     result_path = log_dir / f"{name}.result.json"
     result_path.unlink(missing_ok=True)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    own = {"model_dir": str(out_dir.absolute()), "result_path": str(result_path.absolute())}
     spec = ChildSpec(
-        name=name,
-        argv=(sys.executable, "-m", f"forge.train.trainer.model.{module}"),
-        log_path=log_dir / f"{name}.log",
-        env=child_env(threads=threads, extra=QUIET),
-        socket_path=None,
-        config={**given, **own},
-    )
+        name=name, argv=(sys.executable, "-m", module), log_path=log_dir / f"{name}.log",
+        env=child_env(threads=threads, extra=extra), socket_path=None,
+        config={**given, "threads": threads, "result_path": str(result_path.absolute())},
+    )  # fmt: skip
     async with open_child(spec, observer=observer) as child:
         with anyio.move_on_after(timeout_s) as scope:
             await child.wait()
         if scope.cancelled_caught:
             child.dump_stacks()
-            raise child.stalled(asked="a model directory", silent_s=timeout_s)
+            raise child.stalled(asked=makes, silent_s=timeout_s)
         if not result_path.is_file():
-            raise child.died(doing="making the model")
+            raise child.died(doing=f"making {makes}")
         return json.loads(result_path.read_text())

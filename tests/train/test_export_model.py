@@ -154,11 +154,11 @@ def test_an_export_to_a_full_disk_is_the_machines_fault(monkeypatch: pytest.Monk
     async def wait() -> None: ...
 
     @asynccontextmanager
-    async def open_child(spec: object) -> AsyncIterator[Any]:
+    async def open_child(spec: object, **_: object) -> AsyncIterator[Any]:
         died = ChildDied("export died: OSError: [Errno 28] No space left on device")
         yield SimpleNamespace(wait=wait, died=lambda doing: died)
 
-    monkeypatch.setattr(merging, "open_child", open_child)
+    monkeypatch.setattr("forge.train.handle.open_child", open_child)
     with pytest.raises(MachineError, match="out: the disk is full"):
         anyio.run(merging.run_child, "forge.export", {"out_dir": "out"})
 

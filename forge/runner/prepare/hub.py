@@ -252,12 +252,8 @@ def find_made(table: ModelTable) -> Path | None:
 
 
 def _make(model: GgufModel, folder: Path, *, say: Callable[[str], None] | None) -> None:
-    needed, free = model.num_params * WIDTH_BYTES, free_bytes(folder.parent)
-    if needed * FREE_FACTOR > free:
-        raise MachineError(
-            f"model.path: {model.path}: {size(needed)} to write, {size(free)} free in "
-            f"{folder.parent}; set XDG_CACHE_HOME to a larger disk"
-        )
+    needed = model.num_params * WIDTH_BYTES
+    require_room(needed, folder, name=str(model.path))
     facts = f"{model.architecture}, {model.quantization}, {parameters(model.num_params)} parameters"
     if say:
         say(f"{model.path.name}: {facts}: dequantized once, into {folder}")
@@ -270,6 +266,15 @@ def _make(model: GgufModel, folder: Path, *, say: Callable[[str], None] | None) 
     if say:
         sizes = f"{size(model.num_bytes)} → {size(needed)} in bf16"
         say(f"{model.path.name}: {facts}, {sizes}, {duration(time.monotonic() - began)}")
+
+
+def require_room(needed: int, folder: Path, *, name: str) -> None:
+    """Raises MachineError if a model of so many bytes does not fit the disk of its directory."""
+    if needed * FREE_FACTOR > (free := free_bytes(folder.parent)):
+        raise MachineError(
+            f"model.path: {name}: {size(needed)} to write, {size(free)} free in {folder.parent}; "
+            "set XDG_CACHE_HOME to a larger disk"
+        )
 
 
 @contextmanager
