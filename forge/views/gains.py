@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from forge.views.statistics import Estimate, Tally, compare_paired
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from forge.store.reader import RunReader
 
@@ -71,13 +72,6 @@ class Gain:
         return f"{_points(each.value)} points (95 %: {between})"
 
 
-def whole_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The evaluations that are stages of their own, in order; without one, the first and the last
-    of those within stages."""
-    own = [row for row in evaluations if "@" not in str(row["stage"])]
-    return own or [*evaluations[:1], *evaluations[1:][-1:]]
-
-
 def load_gains(
     reader: RunReader, evaluations: Sequence[Mapping[str, Any]], stages: Sequence[str]
 ) -> list[Gain]:
@@ -88,45 +82,44 @@ def load_gains(
         stages: name of each stage.
     """
     found: list[Gain] = []
-    chosen = whole_evaluations(evaluations)
-    tallies = [load_tallies(reader, row) for row in chosen]
-    for place in range(1, len(chosen)):
-        before, after = chosen[place - 1], chosen[place]
-        by = trained_between(reader, before, after, stages)
-        estimate = compare_paired(tallies[place - 1], tallies[place])
-        if by and estimate is not None:
+    for by, before, after in _trained(reader, evaluations, stages):
+        estimate = compare_paired(_load_tallies(reader, before), _load_tallies(reader, after))
+        if estimate is not None:
             gain = Gain(before=before["stage"], after=after["stage"], by=by, estimate=estimate)
             found.append(gain)
     return found
 
 
-def load_tallies(reader: RunReader, row: Mapping[str, Any]) -> dict[str, Tally]:
+def _trained(
+    reader: RunReader, evaluations: Sequence[Mapping[str, Any]], stages: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any], Mapping[str, Any]]]:
+    """Names of the stages that trained from an evaluation to the next (`grpo-3`), and both rows.
+
+    Evaluations that are stages of their own count; without one, the first and the last of those
+    within stages.
+    """
+    own = [row for row in evaluations if "@" not in str(row["stage"])]
+    left_out = {index for (index,) in reader.query(_LEFT_OUT).rows}
+    for before, after in pairwise(own or [*evaluations[:1], *evaluations[1:][-1:]]):
+        first, last = before["stage_index"], after["stage_index"]
+        if first is None or last is None:
+            continue
+        by = tuple(
+            stages[index]
+            for index in range(max(first, 0), min(last + 1, len(stages)))
+            if index not in left_out and not stages[index].startswith(("eval-", "search-"))
+        )
+        if by:
+            yield by, before, after
+
+
+def _load_tallies(reader: RunReader, row: Mapping[str, Any]) -> dict[str, Tally]:
     """Sampled and correct first answers of an evaluation by problem."""
-    if row["stage_index"] is None:
-        return {}
     place = {"stage": row["stage_index"], "step": row["step"]}
     return {
         each["problem_id"]: Tally(num=each["num"], correct=each["correct"])
         for each in reader.rows(_TALLIES, place)
     }
-
-
-def trained_between(
-    reader: RunReader,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    stages: Sequence[str],
-) -> tuple[str, ...]:
-    """Names of the stages that trained from one evaluation to the other: `grpo-3`."""
-    first, last = before["stage_index"], after["stage_index"]
-    if first is None or last is None:
-        return ()
-    left_out = {index for (index,) in reader.query(_LEFT_OUT).rows}
-    return tuple(
-        stages[index]
-        for index in range(max(first, 0), min(last + 1, len(stages)))
-        if index not in left_out and not stages[index].startswith(("eval-", "search-"))
-    )
 
 
 def _points(share: float) -> str:
@@ -157,11 +150,8 @@ def load_before_after(
         `by`, the training between them; `before` and `after`: rows of ANSWER, with `stage`, the
         evaluation, and `rate`, correct of all first answers.
     """
-    chosen = whole_evaluations(evaluations)
-    for place in range(len(chosen) - 1, 0, -1):
-        before, after = chosen[place - 1], chosen[place]
-        by = trained_between(reader, before, after, stages)
-        found = _pair(reader, before, after) if by else None
+    for by, before, after in reversed(list(_trained(reader, evaluations, stages))):
+        found = _pair(reader, before, after)
         if found is not None:
             return {"by": " and ".join(by), "before": found[0], "after": found[1]}
     return None
@@ -170,7 +160,7 @@ def load_before_after(
 def _pair(
     reader: RunReader, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    old, new = load_tallies(reader, before), load_tallies(reader, after)
+    old, new = _load_tallies(reader, before), _load_tallies(reader, after)
     risen = [name for name in old.keys() & new.keys() if _rate(new[name]) > _rate(old[name])]
     if not risen:
         return None
