@@ -28,6 +28,8 @@ from forge.records import (
     Turn,
     Verdict,
 )  # fmt: skip
+from forge.store.reader import open_run
+from forge.store.schema.views import view_names
 from forge.store.write.writer import open_writer
 
 EXPERIMENT = """name = "toy"
@@ -281,3 +283,12 @@ async def write_run(
         await writer.put(*records)
         await writer.flush()
     return root
+
+
+def read_views(root: Path) -> dict[str, list[tuple[object, ...]]]:
+    """All rows of each view that is shown, by its name."""
+    views = [view for view in view_names() if view.startswith("v_")]
+    with open_run(root) as reader:
+        return {
+            view: sorted(reader.query(f"SELECT * FROM {view}").rows, key=repr) for view in views
+        }

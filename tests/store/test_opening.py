@@ -17,13 +17,8 @@ from forge.errors import ConfigError, MachineError
 from forge.store.filesystem import MOUNTINFO, find_mount
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.store.schema.views import (
-    view_names,
-)
 from forge.store.write.writer import Databases, open_writer
-from tests.store.storefactory import Options, make_root, small_run, turn, write_run
-
-SHOWN = [view for view in view_names() if view.startswith("v_")]
+from tests.store.storefactory import Options, make_root, read_views, small_run, turn, write_run
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +27,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return anyio.run(lambda: write_run(path, small_run(), texts="zstd"))
 
 
-def read_all(root: Path) -> dict[str, list[tuple[object, ...]]]:
-    with open_run(root) as reader:
-        return {
-            view: sorted(reader.query(f"SELECT * FROM {view}").rows, key=repr) for view in SHOWN
-        }
-
-
 def test_a_run_with_other_views_is_read_through_this_versions(tmp_path: Path) -> None:
     root = anyio.run(write_run, tmp_path / "toy-1", small_run())
-    ours = read_all(root)
+    ours = read_views(root)
     with closing(sqlite3.connect(root / "run.db")) as connection:
         connection.execute("DROP VIEW v_failures")
         connection.execute("DROP VIEW v_steps")
         connection.execute("CREATE VIEW v_steps AS SELECT 1 AS other")
         connection.commit()
-    assert read_all(root) == ours
+    assert read_views(root) == ours
 
 
 def test_a_database_that_cannot_be_copied_does_not_keep_the_other_from_it(tmp_path: Path) -> None:
@@ -77,7 +65,7 @@ def test_a_run_copied_in_part_is_one_line(root: Path, tmp_path: Path, kept: floa
     size = (copy / "run.db").stat().st_size
     os.truncate(copy / "run.db", int(kept * size if kept < 1 else kept))
     with pytest.raises(MachineError, match=r"copied|cannot be read|empty, but 24 turns") as error:
-        read_all(copy)
+        read_views(copy)
     assert "\n" not in str(error.value)
 
 
@@ -91,7 +79,7 @@ def test_a_damaged_page_is_one_line_when_it_is_read(root: Path, tmp_path: Path) 
         file.write(b"\xff" * 4096)
     open_run(copy).close()
     with pytest.raises(MachineError, match="copied in part") as error:
-        read_all(copy)
+        read_views(copy)
     assert "\n" not in str(error.value)
 
 
@@ -99,7 +87,7 @@ def test_a_run_with_damaged_tokens_is_read_without_them(root: Path, tmp_path: Pa
     copy = tmp_path / "toy-1"
     shutil.copytree(root, copy)
     (copy / "tokens.db").write_bytes(b"not a database, but long enough to look like one" * 40)
-    assert read_all(copy) == read_all(root)
+    assert read_views(copy) == read_views(root)
 
 
 async def copy_while_written(root: Path, copies: dict[str, Path]) -> None:
@@ -134,8 +122,8 @@ def test_a_copy_of_a_live_run_has_all_flushed_rows_if_its_wal_was_copied(
 ) -> None:
     copies = {"": tmp_path / "whole-1", "-shm": tmp_path / "no-shm-1"}
     anyio.run(copy_while_written, tmp_path / "toy-1", copies)
-    theirs = read_all(tmp_path / "toy-1")
-    assert read_all(copies[""]) == read_all(copies["-shm"]) == theirs
+    theirs = read_views(tmp_path / "toy-1")
+    assert read_views(copies[""]) == read_views(copies["-shm"]) == theirs
 
 
 def test_an_empty_run_db_is_one_line_about_its_wal(tmp_path: Path) -> None:

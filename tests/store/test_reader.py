@@ -1,10 +1,10 @@
 """Reading: read-only, decoded, also through stock sqlite3 and sqlite-utils."""
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from forge.records import End, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.schema.views import view_names
-from tests.store.storefactory import group, resumed_run, small_run, turn, write_run
+from tests.store.storefactory import group, resumed_run, small_run, timing, turn, write_run
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +71,8 @@ def test_compressed_and_plain_runs_read_the_same(roots: dict[str, Path]) -> None
 
 @pytest.mark.parametrize("view", view_names())
 def test_stock_sqlite3_reads_every_view_of_a_plain_run(roots: dict[str, Path], view: str) -> None:
-    program = shutil.which("sqlite3")
-    query = f"SELECT * FROM {view}"
-    path = roots["plain"] / "run.db"
-    if program is None:
-        connection = sqlite3.connect(path)
-        connection.execute(query).fetchall()
-        connection.close()
-        return
-    done = subprocess.run(
-        [program, "-readonly", str(path), query], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    with closing(sqlite3.connect(f"file:{roots['plain'] / 'run.db'}?mode=ro", uri=True)) as stock:
+        stock.execute(f"SELECT * FROM {view}").fetchall()
 
 
 def test_another_run_is_attached_read_only(roots: dict[str, Path]) -> None:
@@ -95,8 +85,6 @@ def test_another_run_is_attached_read_only(roots: dict[str, Path]) -> None:
 def test_the_best_kernel_is_the_fastest_then_the_fewest_launches_then_the_shortest(
     tmp_path: Path,
 ) -> None:
-    from tests.store.storefactory import timing
-
     root = tmp_path / "toy-1"
     untimed = [
         turn(0, 0, code="a" * 50, num_launches=2),

@@ -28,7 +28,7 @@ from forge.records import (
 from forge.store.reader import open_run
 from forge.store.schema.create import TOKEN_SCHEMA, create, create_run
 from forge.store.schema.rollups import BY_STEP, settle_oldest
-from forge.store.schema.views import summed_views, view_names
+from forge.store.schema.views import summed_views
 from forge.store.write.rows import Record, RowWriter
 from forge.store.write.writer import open_writer
 from tests.examples import examples
@@ -38,6 +38,7 @@ from tests.store.storefactory import (
     group,
     make_root,
     problem,
+    read_views,
     resumed_run,
     samples,
     small_run,
@@ -310,7 +311,7 @@ def test_the_noise_of_a_judge_is_that_of_kernels_timed_more_than_once() -> None:
 def test_a_step_that_is_open_and_settled_at_once_is_made_again(tmp_path: Path) -> None:
     """As a damaged WAL leaves it: older pages beside newer ones."""
     root = anyio.run(write_run, tmp_path / "toy-1", small_run())
-    whole = shown(root)
+    whole = read_views(root)
     with closing(sqlite3.connect(root / "run.db")) as run, run:
         name = "open_step_drops_its_rows"
         (sql,) = run.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
@@ -321,12 +322,4 @@ def test_a_step_that_is_open_and_settled_at_once_is_made_again(tmp_path: Path) -
         run.execute(sql)
         run.execute("DELETE FROM rolled_steps WHERE step = (SELECT max(step) FROM rolled_steps)")
     anyio.run(write_run, root, [])
-    assert shown(root) == whole
-
-
-def shown(root: Path) -> dict[str, list[tuple[object, ...]]]:
-    views = [view for view in view_names() if view.startswith("v_")]
-    with open_run(root) as reader:
-        return {
-            view: sorted(reader.query(f"SELECT * FROM {view}").rows, key=repr) for view in views
-        }
+    assert read_views(root) == whole
