@@ -1,6 +1,5 @@
 """The Kernels screen: every key, both sizes, copies and files, hostile code."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,19 +17,18 @@ from tests.store.storefactory import attempt, group, problem, timing, turn, writ
 from tests.tui.hostile import assert_harmless, write_hostile_run
 from tests.tui.watching import (
     LARGE,
+    Keys,
     check_snapshot,
     press,
     text_of,
     toast_text,
-    until,
+    try_keys,
     watching,
 )
 
 BEST = "elementwise-residual-cos-elu-square-tanh"
 
-
-Claim = Callable[[str], bool]
-KEYS: dict[str, tuple[list[str], Claim]] = {
+KEYS: Keys = {
     "j": (["j", "j", "j"], lambda text: "class ModelNew(torch.nn.Module):" in text),
     "k": (["k", "k", "k"], lambda text: f"{BEST}\nfound by" in text),
     "slash": (["slash", *"softm", "enter"], lambda text: f"{BEST}" not in text),
@@ -41,10 +39,7 @@ KEYS: dict[str, tuple[list[str], Claim]] = {
 
 async def test_each_key_does_what_it_says(canned_run: RunPaths):
     async with watching(canned_run, keys=["4"]) as pilot:
-        for key, (keys, claim) in KEYS.items():
-            assert not claim(text_of(pilot)), key
-            await pilot.press(*keys)
-            await until(pilot, lambda claim=claim: claim(text_of(pilot)))
+        await try_keys(pilot, KEYS)
 
 
 def test_every_key_is_tested():

@@ -1,9 +1,7 @@
 """The Problems screen and all attempts at a problem: every key, both sizes, hostile names."""
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -14,7 +12,17 @@ from forge.tui.frame.asking import PacedScreen
 from forge.tui.screens.problems import AttemptsScreen, ProblemsScreen
 from forge.tui.widgets.row_table import RowTable
 from tests.store.storefactory import write_run
-from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tests.tui.watching import (
+    LARGE,
+    SMALL,
+    Keys,
+    check_snapshot,
+    press,
+    settle,
+    text_of,
+    try_keys,
+    watching,
+)
 
 
 def table(pilot: Pilot[None]) -> RowTable:
@@ -25,9 +33,7 @@ def column(pilot: Pilot[None], key: str) -> list[str]:
     return [str(value).strip() for value in table(pilot).get_column(key)]
 
 
-Claim = Callable[[str], bool]
-
-PROBLEMS_KEYS: dict[str, tuple[list[str], Claim]] = {
+PROBLEMS_KEYS: Keys = {
     "o": (["o"], lambda text: "76 problems · by pass" in text),
     "r": (["r"], lambda text: "by pass, reversed" in text),
     "p": (["p"], lambda text: "60 problems · by pass" in text and "for train" in text),
@@ -36,21 +42,13 @@ PROBLEMS_KEYS: dict[str, tuple[list[str], Claim]] = {
     "escape": (["escape"], lambda text: "76 problems · by pass, reversed · pass of" in text),
     "enter": (["end", "enter"], lambda text: "attempts · all · by latest" in text),
 }
-"""Key to the keys pressed, and a check that holds afterwards but not before; in this order."""
-ATTEMPTS_KEYS: dict[str, tuple[list[str], Claim]] = {
+ATTEMPTS_KEYS: Keys = {
     "o": (["o"], lambda text: "by reward" in text),
     "f": (["f"], lambda text: "0 attempts · solved" in text),
     "r": (["r"], lambda text: "class Model(torch.nn.Module):" in text),
     "enter": (["r", "f", "down", "enter"], lambda text: "turn 1 of 3 · sibling 2 of 8" in text),
     "escape": (["escape", "escape"], lambda text: "76 problems" in text),
 }
-
-
-async def try_keys(pilot: Pilot[None], tried: dict[str, tuple[list[str], Claim]]) -> None:
-    for key, (keys, claim) in tried.items():
-        assert not claim(text_of(pilot)), key
-        await press(pilot, *keys)
-        assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
 
 
 async def test_each_key_of_the_table_does_what_it_says(canned_run: RunPaths):
@@ -66,7 +64,7 @@ async def test_each_key_of_the_attempts_does_what_it_says(canned_run: RunPaths):
 @pytest.mark.parametrize(
     ("screen", "tried"), [(ProblemsScreen, PROBLEMS_KEYS), (AttemptsScreen, ATTEMPTS_KEYS)]
 )
-def test_every_key_is_tested(screen: type, tried: dict[str, Any]):
+def test_every_key_is_tested(screen: type, tried: Keys):
     assert {binding.key for binding in screen.BINDINGS} == set(tried)
 
 

@@ -1,7 +1,6 @@
 """The Rollout screen: every key, every pane, both sizes, hostile texts."""
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +15,13 @@ from forge.tui.screens.rollout import PANES, RolloutScreen, answer_of
 from tests.store.storefactory import attempt, group, problem, timing, write_run
 from tests.tui.watching import (
     LARGE,
+    Keys,
     check_snapshot,
     press,
     settle,
     text_of,
     toast_text,
+    try_keys,
     watching,
 )
 
@@ -37,8 +38,7 @@ def head(pilot: Pilot[None]) -> str:
     return text_of(pilot).split("Answer")[0]
 
 
-Claim = Callable[[str], bool]
-KEYS: dict[str, tuple[list[str], Claim]] = {
+KEYS: Keys = {
     "G": (["G"], lambda text: "g376.r0.t0" in text or "sibling 1 of" in text),
     "g": (["g", *SOLVED, "enter"], lambda text: "g167.r7.t0 · turn 1 of 2" in text),
     "right": (["right"], lambda text: "g167.r7.t1 · turn 2 of 2" in text),
@@ -59,17 +59,12 @@ KEYS: dict[str, tuple[list[str], Claim]] = {
     "full_stop": (["full_stop"], lambda text: "── answer" in text),
     "z": (["z"], lambda text: "── answer" in text),
 }
-"""Key to the keys pressed and a check of the screen; in this order, in one app."""
 
 
 async def test_each_key_does_what_it_says(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
-        for key, (keys, claim) in KEYS.items():
-            if key not in ("G", "slash", "full_stop", "z"):  # their effects have tests of their own
-                assert not claim(text_of(pilot)), key
-            await pilot.press(*keys)
-            await settle(pilot)
-            assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
+        # the effects of these have tests of their own
+        await try_keys(pilot, KEYS, known=("G", "slash", "full_stop", "z"))
 
 
 async def test_a_search_marks_every_match_and_goes_from_one_to_the_next(canned_run: RunPaths):

@@ -49,6 +49,19 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
         await settle(pilot)
 
 
+Keys = dict[str, tuple[list[str], Callable[[str], bool]]]
+"""Key to the keys pressed, and a check of the terminal's text afterwards."""
+
+
+async def try_keys(pilot: Pilot[None], tried: Keys, *, known: Sequence[str] = ()) -> None:
+    """Fails if a check holds before its keys are pressed, except for the known ones, or does not
+    hold afterwards."""
+    for key, (keys, claim) in tried.items():
+        assert key in known or not claim(text_of(pilot)), key
+        await press(pilot, *keys)
+        assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
+
+
 async def settle(pilot: Pilot[None]) -> None:
     """Waits until no query is running and every result is drawn.
 
