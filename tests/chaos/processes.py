@@ -24,7 +24,7 @@ MODULES = {
     Target.TRAINER: "forge.train.trainer",
     Target.JUDGE: "forge.evalpool.judge.start",
 }
-LAUNCHER = "forge.evalpool.judge.children.launcher"
+LAUNCHER = "forge.evalpool.judge.children.zygote"
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,7 +239,7 @@ time.sleep(60)
 
 
 def test_processes_within_their_limits_that_hold_too_much_together_are_killed() -> None:
-    limited = caps.RlimitCaps(memory_bytes=300 << 20)
+    limited = caps.Caps(caps.CapsKind.RLIMIT, memory_bytes=300 << 20)
     alone = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
     process = subprocess.Popen([sys.executable, "-c", HUNGRY, "child"])
     try:
@@ -250,7 +250,6 @@ def test_processes_within_their_limits_that_hold_too_much_together_are_killed() 
         assert alone.poll() is None
         assert not limited.release(alone.pid)
     finally:
-        limited.close()
         for one in (alone, process):
             one.kill()
             one.wait()
@@ -258,7 +257,7 @@ def test_processes_within_their_limits_that_hold_too_much_together_are_killed() 
 
 def test_a_process_is_no_other_of_its_pid() -> None:
     """A child that ended with its zygote is released late: its pid may be a stranger's."""
-    watch = caps.WatchCaps(memory_bytes=1 << 20)
+    watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=1 << 20)
     process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
     try:
         with watch._lock:
@@ -266,26 +265,24 @@ def test_a_process_is_no_other_of_its_pid() -> None:
         wait_until(lambda: not watch._at_start)
         assert process.poll() is None
     finally:
-        watch.close()
         process.kill()
         process.wait()
 
 
 @pytest.mark.parametrize("who", ["itself", "child"])
 def test_who_holds_too_much_shared_memory_is_killed_by_the_watch(who: str) -> None:
-    watch = caps.WatchCaps(memory_bytes=128 << 20)
+    watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=128 << 20)
     process = subprocess.Popen([sys.executable, "-c", HUNGRY, who])
     try:
         watch.enclose(process.pid)
         assert process.wait(timeout=30) == -signal.SIGKILL
     finally:
         watch.release(process.pid)
-        watch.close()
         process.kill()
 
 
 def test_who_holds_little_is_left_alone_by_the_watch() -> None:
-    watch = caps.WatchCaps(memory_bytes=1 << 30)
+    watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=1 << 30)
     process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
     try:
         watch.enclose(process.pid)
@@ -293,7 +290,6 @@ def test_who_holds_little_is_left_alone_by_the_watch() -> None:
         watch._sample()
         assert process.poll() is None
     finally:
-        watch.close()
         process.kill()
         process.wait()
 
@@ -312,7 +308,7 @@ def test_a_process_may_name_itself_as_it_likes_and_is_watched() -> None:
 def test_the_watch_goes_on_after_a_sample_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = iter(())
     monkeypatch.setattr(processes, "read_table", lambda: next(tables))
-    watch = caps.WatchCaps(memory_bytes=128 << 20)
+    watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=128 << 20)
     process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
     try:
         watch.enclose(process.pid)
@@ -320,5 +316,4 @@ def test_the_watch_goes_on_after_a_sample_that_failed(monkeypatch: pytest.Monkey
         monkeypatch.undo()
         assert process.wait(timeout=30) == -signal.SIGKILL
     finally:
-        watch.close()
         process.kill()

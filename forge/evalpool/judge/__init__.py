@@ -14,7 +14,7 @@ in its order:
     trial      the judge's side: a candidate's steps to its verdict; `trial/gpu` on a GPU
 
     reference  third-party code: children that draw inputs and examine a problem
-    children   launcher, zygote and spawner: the processes that run code of others
+    children   zygote and spawner: the processes that run code of others
     sandbox    what such a process may see and do, and the proof of it
     channel    frames, shared memory and texts between them and the judge
     driver     calls of the card's driver, and memory on the card that processes share

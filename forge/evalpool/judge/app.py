@@ -1,13 +1,12 @@
 """The judge: one trusted child process, on a Unix socket. `start.py` starts it.
 
-It serves:
+It serves the bodies of `evalpool/wire.py`:
 
-    POST /judge {problem: {problem_id, source, entry_point, precision}, code,
-                 options: {timing, profile, program, outputs}} → Verdict
-    POST /examine {problem, lists_sets} → Examination: whether it can be judged and trained on; with
-                 `lists_sets` only the names of the sets of its get_input_sets()
-    POST /harvest {work, limit_s} → {done} or {failed, detail}: the sizes that a problem bears, or
-                 its answer by the compiler; judges of a harvest alone
+    POST /judge → Verdict
+    POST /examine → Examination: whether a problem can be judged and trained on; with `lists_sets`
+                 only the names of the sets of its get_input_sets()
+    POST /harvest → {done} or {failed, detail}: the sizes that a problem bears, or its answer by the
+                 compiler; judges of a harvest alone
     GET /health → {ok, capacity, device, isolation, harness}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
@@ -49,12 +48,7 @@ from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.examiner import Examiners
 from forge.evalpool.judge.trial.trial import Stamp
 from forge.evalpool.site_packages import versions_of
-from forge.evalpool.wire import (
-    ExamineBody,
-    HarvestBody,
-    JudgeBody,
-    read_request,
-)
+from forge.evalpool.wire import ExamineBody, HarvestBody, JudgeBody, read_request
 from forge.process.machine import limit_behind
 from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door
@@ -65,13 +59,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.trial.trials import Trials
     from forge.records.examination import Examination
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions, Verdict
 
 logger = logging.getLogger(__name__)
 
+STAMPED = ("device", "isolation", "harness")
 SOURCES = (".py", ".txt")
 """Files that verdicts depend on: code, and the table of operations."""
 
@@ -88,27 +82,23 @@ class Judge:
         concurrency: int = 1,
         gpu_uuid: str | None = None,
     ) -> None:
-        """
-        Args:
-            spawner: its zygote is started.
-            card_spawner: the same for children with the card's files; no candidate runs in them.
-            gpu_uuid: the card that the judge owns; the environment hides all others from it.
-        """
+        """The zygotes of the spawners are started. The children of `card_spawner` have the card's
+        files, and no candidate runs in them; the environment hides all other cards."""
         self.table = table
-        self.cache = Cache(default_folder())
-        """Compiled kernels."""
         self.spawner = spawner
         self.card_spawner = card_spawner
+        self._spawners = [one for one in (spawner, card_spawner) if one is not None]
         self._gpu_uuid = gpu_uuid
-        self.concurrency = concurrency
+        self._concurrency = concurrency
         self._slots = anyio.Semaphore(concurrency)
         self._restarting = anyio.Lock()
-        self._trials: Trials | None = None
+        self._trials: Any = None
+        """A `Trials`, once it has started."""
 
     async def start(self) -> None:
         """Waits for the zygotes and wires references and trials. A zygote that is killed while it
         starts is started once more. Raises ZygoteGone."""
-        for spawner in self._spawners():
+        for spawner in self._spawners:
             try:
                 await anyio.to_thread.run_sync(spawner.wait_ready)
             except ZygoteGone as error:
@@ -117,51 +107,37 @@ class Judge:
                 logger.warning("%s; a new one is started", error)
                 spawner.start()
                 await anyio.to_thread.run_sync(spawner.wait_ready)
-        self._trials = self._open_trials()
-
-    def _spawners(self) -> list[Spawner]:
-        return [self.spawner, *([self.card_spawner] if self.card_spawner is not None else [])]
-
-    def _open_trials(self) -> Trials:
+        installed = self.spawner.versions | versions_of(self.table.site_packages)
+        stamp = Stamp(
+            isolation=str(self.spawner.isolation),
+            caps=str(self.spawner.caps),
+            harness=harness(installed),
+        )
+        given: Any = {"spawner": self.spawner, "stamp": stamp, "cache": Cache(default_folder())}
         if self._gpu_uuid is None:
-            return open_cpu_trials(
-                self.table, spawner=self.spawner, stamp=self._stamp(), cache=self.cache
-            )
+            self._trials = open_cpu_trials(self.table, **given)
+            return
         from forge.evalpool.judge.trial.gpu.trial import open_gpu_trials
 
         assert self.card_spawner is not None
-        return open_gpu_trials(
-            self.table,
-            spawner=self.spawner,
-            card_spawner=self.card_spawner,
-            stamp=self._stamp(),
-            uuid=self._gpu_uuid,
-            cache=self.cache,
-        )
+        card: Any = {"card_spawner": self.card_spawner, "uuid": self._gpu_uuid}
+        self._trials = open_gpu_trials(self.table, **given, **card)
 
     def close(self) -> None:
         """Ends the zygotes with all their children."""
         if self._trials is not None:
             self._trials.close()
-        for spawner in self._spawners():
+        for spawner in self._spawners:
             spawner.close()
 
     def health(self) -> dict[str, Any]:
         """Its capacity, and the facts that verdicts on correctness depend on."""
-        assert self._trials is not None
-        stamp = self._trials.stamp
-        return {
-            "ok": True,
-            "capacity": self.concurrency,
-            "device": stamp.device,
-            "isolation": stamp.isolation,
-            "harness": stamp.harness,
-        }
+        facts = {name: getattr(self._trials.stamp, name) for name in STAMPED}
+        return {"ok": True, "capacity": self._concurrency, **facts}
 
     async def judge(self, problem: ReferenceModule, code: str, options: JudgeOptions) -> Verdict:
         """One verdict. Waits for a free slot."""
         async with self._slot():
-            assert self._trials is not None
             work = partial(self._trials.judge, problem, code, options=options)
             return await anyio.to_thread.run_sync(work)
 
@@ -182,29 +158,19 @@ class Judge:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """Waits for a free slot, and sees to the zygotes."""
+        """Waits for a free slot, and replaces zygotes that are gone."""
         async with self._slots:
-            await self._ensure_zygote()
+            async with self._restarting:
+                for spawner in self._spawners:
+                    if spawner.is_running:
+                        continue
+                    logger.warning("a zygote is gone; a new one is started")
+                    spawner.start()
+                    try:
+                        await anyio.to_thread.run_sync(spawner.wait_ready)
+                    except ZygoteGone as error:
+                        logger.error("%s", error)
             yield
-
-    async def _ensure_zygote(self) -> None:
-        async with self._restarting:
-            for spawner in self._spawners():
-                if spawner.is_running:
-                    continue
-                logger.warning("a zygote is gone; a new one is started")
-                spawner.start()
-                try:
-                    await anyio.to_thread.run_sync(spawner.wait_ready)
-                except ZygoteGone as error:
-                    logger.error("%s", error)
-
-    def _stamp(self) -> Stamp:
-        return Stamp(
-            isolation=str(self.spawner.isolation),
-            caps=str(self.spawner.caps),
-            harness=harness(self.spawner.versions | versions_of(self.table.site_packages)),
-        )
 
 
 def harness(versions: Mapping[str, str]) -> str:
@@ -249,30 +215,28 @@ def make_app(judge: Judge) -> Starlette:
         finally:
             judge.close()
 
-    routes = [Route("/health", health), Route("/judge", judge_one, methods=["POST"])]
-    routes.append(Route("/examine", examine_one, methods=["POST"]))
-    routes.append(Route("/harvest", harvest_one, methods=["POST"]))
+    posted = {"/judge": judge_one, "/examine": examine_one, "/harvest": harvest_one}
+    routes = [Route(path, answer, methods=["POST"]) for path, answer in posted.items()]
+    routes.append(Route("/health", health))
     return Starlette(routes=routes, middleware=[Middleware(Door)], lifespan=lifespan)
 
 
 def _refuse(error: ZygoteGone) -> None:
     """Logs the error where the supervisor reads it, and ends with its exit code."""
     kind: type[ForgeError] = MachineError
-    if isinstance(error, UnusableInstallation):
-        message = (
-            f"no kernel can be judged with this installation: {error}; "
-            '"make setup" installs what works'
-        )
-    elif isinstance(error, SandboxRefused):
-        fix = advice(uid=os.geteuid(), sysctls=read_sysctls())
-        message = (
-            f"no sandbox for candidates on this machine: {error}; {fix}; "
-            'or write [judge] isolation = "none"'
-        )
-    elif isinstance(error, LimitMet):
-        message = f"no candidate can be started: {error}"
-    else:
-        kind, message = ChildDied, f"no candidate can be judged: {error}"
+    match error:
+        case UnusableInstallation():
+            words = "no kernel can be judged with this installation"
+            fix = '; "make setup" installs what works'
+        case SandboxRefused():
+            words = "no sandbox for candidates on this machine"
+            fix = f"; {advice(uid=os.geteuid(), sysctls=read_sysctls())}"
+            fix += '; or write [judge] isolation = "none"'
+        case LimitMet():
+            words, fix = "no candidate can be started", ""
+        case _:
+            kind, words, fix = ChildDied, "no candidate can be judged", ""
+    message = f"{words}: {error}{fix}"
     logger.error("%s: %s%s", kind.__name__, message, limit_behind(message))
     sys.stderr.flush()
     os._exit(kind.exit_code)

@@ -58,7 +58,7 @@ class KeptChildren:
         return self.spawner.isolation is not Isolation.NONE
 
     def take(self, *, source: str = "") -> Kept:
-        """A child that serves nobody. Raises ZygoteGone or WeakSandbox."""
+        """A child that serves nobody; `source` as of `Spawner.spawn`. Raises as that."""
         while True:
             with self._lock:
                 kept = self._idle.pop() if self._idle else None
@@ -69,11 +69,7 @@ class KeptChildren:
             self.end(kept)
 
     def fresh(self, *, source: str = "") -> Kept:
-        """A child that has served nobody. Raises ZygoteGone or WeakSandbox.
-
-        Args:
-            source: as of `Spawner.spawn`.
-        """
+        """A child that has served nobody. As `take`."""
         return Kept(self.spawner.spawn(role=self._role, source=source))
 
     def give_back(self, kept: Kept) -> None:

@@ -20,16 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.children.launcher import SIGNALLED
+from forge.evalpool.judge.children.zygote import SIGNALLED
 from forge.evalpool.judge.sandbox import processes, proof, root
-from forge.evalpool.judge.sandbox.caps import (
-    CANDIDATE_UIDS,
-    OTHER_UIDS,
-    CapsKind,
-    Cores,
-    RlimitCaps,
-    WatchCaps,
-)
+from forge.evalpool.judge.sandbox.caps import CANDIDATE_UIDS, OTHER_UIDS, Caps, CapsKind, Cores
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.sandbox.root import home_files
 from forge.process.child import describe_exit
@@ -122,17 +115,15 @@ class Spawner:
         site_packages: tuple[str, ...] = (),
         harvests: str = "",
     ) -> None:
-        """
-        Args:
-            site_packages: distributions that references may import.
-            harvests: work of a harvest that children do, as in `be_zygote`.
-        """
+        """`site_packages`: distributions that references may import. `harvests`: `problems` or
+        `answers` for the children of a harvest."""
         self.isolation = Isolation.NONE
         """The level in use on this machine, once ready."""
         self._wanted = isolation
         self._cores = Cores(cores)
         self._num_children = num_children
-        self._caps = (WatchCaps if is_gpu else RlimitCaps)(memory_bytes=memory_bytes)
+        kind = CapsKind.WATCH if is_gpu else CapsKind.RLIMIT
+        self._caps = Caps(kind, memory_bytes=memory_bytes)
         self._is_gpu = is_gpu
         self._gpu_minor = gpu_minor
         self._site_packages = site_packages
@@ -173,13 +164,8 @@ class Spawner:
             "site_packages": self._site_packages,
             "harvests": self._harvests,
         }
-        command = [
-            sys.executable,
-            "-m",
-            "forge.evalpool.judge.children.launcher",
-            str(theirs.fileno()),
-            json.dumps(config),
-        ]
+        module = "forge.evalpool.judge.children.zygote"
+        command = [sys.executable, "-m", module, str(theirs.fileno()), json.dumps(config)]
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         if not self._is_gpu:
             env |= root.NO_CARDS
@@ -222,23 +208,21 @@ class Spawner:
         self._try_sandbox()
 
     def spawn(self, *, role: str, source: str = "") -> SandboxedChild:
-        """A new child, inspected, with a user id of its own. Raises ZygoteGone or WeakSandbox.
-
-        Args:
-            source: source of the reference that it is to run; the child gets the configs of models
-                that the source names, if references may import anything.
-        """
+        """A new child, inspected, with a user id of its own. It gets the configs of models that
+        `source`, the reference that it is to run, names. Raises ZygoteGone or WeakSandbox."""
         ours, theirs = socket.socketpair()
         uids = CANDIDATE_UIDS if role == CANDIDATE_ROLE else OTHER_UIDS
-        uid = uids.take() if self._has_uids else None
+        has_uids = os.geteuid() == 0 and self._wanted != Isolation.NONE
+        uid = uids.take() if has_uids else None
         core = self._cores.take()
+        cores = self._cores.every if role in WIDE and not self._is_gpu else (core,)
         try:
             proof.ask_for_credentials(ours)
             body = {
                 "role": role,
                 "uid": uid,
                 "memory_bytes": None if self._is_gpu else self._memory_bytes,
-                "cores": self._cores_of(role, core),
+                "cores": () if core is None else cores,
                 "num_siblings": self._num_children,
                 "home_files": home_files(source) if self._site_packages else {},
             }
@@ -264,20 +248,10 @@ class Spawner:
             raise
         return dataclasses.replace(child, pid_here=pid_here)
 
-    @property
-    def _has_uids(self) -> bool:
-        return os.geteuid() == 0 and self._wanted != Isolation.NONE
-
     def _give_back(self, core: int | None, uid: int | None) -> None:
         self._cores.give_back(core)
         for uids in (CANDIDATE_UIDS, OTHER_UIDS):
             uids.give_back(uid)
-
-    def _cores_of(self, role: str, core: int | None) -> tuple[int, ...]:
-        """Cores that a child may run on, if `core` is its own."""
-        if core is None:
-            return ()
-        return self._cores.every if role in WIDE and not self._is_gpu else (core,)
 
     def is_current(self, child: SandboxedChild) -> bool:
         """True if its zygote has not been replaced; otherwise the child ended with it."""
@@ -325,8 +299,14 @@ class Spawner:
             with self._lock:
                 self._sock.close()
                 self._sock = None
-        if self._process is not None:
-            _end_launcher(self._process)
+        if (launcher := self._process) is not None:
+            # It ends its zygote: at once if that is pid 1, else with every child's group.
+            launcher.send_signal(signal.SIGTERM)
+            try:
+                launcher.wait(timeout=FORK_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+                launcher.wait()
             self._process = None
 
     def _try_sandbox(self) -> None:
@@ -346,10 +326,8 @@ class Spawner:
             finally:
                 self.end(child)
         except (frames.PeerGone, frames.DeadlinePassed, proof.WeakSandbox) as error:
-            message = f"the sandbox {self.isolation} could not be tried: {error}"
-            raise (SandboxRefused if isinstance(error, proof.WeakSandbox) else ZygoteGone)(
-                message
-            ) from error
+            kind = SandboxRefused if isinstance(error, proof.WeakSandbox) else ZygoteGone
+            raise kind(f"the sandbox {self.isolation} could not be tried: {error}") from error
         finally:
             forbidden.unlink(missing_ok=True)
         if works["works"]:
@@ -373,9 +351,8 @@ class Spawner:
                     "a forked child ended before it said hello; its output is in the log"
                 )
             pid = proof.peer_pid(child.sock)
-            hello = frames.receive(
-                child.sock, deadline=deadline, expected=(Kind.HELLO, Kind.FAILED)
-            )
+            expected = (Kind.HELLO, Kind.FAILED)
+            hello = frames.receive(child.sock, deadline=deadline, expected=expected)
             if hello.kind is Kind.FAILED:
                 raise _failure(hello)
             mounts = self._mounts - root.find_hidden(self._mounts, role=role)
@@ -393,31 +370,18 @@ class Spawner:
                 raise ZygoteGone("no zygote is running")
             try:
                 frames.send(self._sock, kind, body, fds=fds, timeout_s=FORK_TIMEOUT_S)
-                return frames.receive(
-                    self._sock, deadline=time.monotonic() + FORK_TIMEOUT_S, expected=(answer,)
-                ).body
+                deadline = time.monotonic() + FORK_TIMEOUT_S
+                return frames.receive(self._sock, deadline=deadline, expected=(answer,)).body
             except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
                 self._is_ready = False
-                raise ZygoteGone(
-                    f"the zygote was asked to {kind.name.lower()} and: {error}"
-                ) from error
+                words = f"the zygote was asked to {kind.name.lower()} and: {error}"
+                raise ZygoteGone(words) from error
 
 
 def _failure(frame: frames.Frame) -> ZygoteGone:
     """The error of a FAILED frame. Only forge's own code has run in the child that sent it."""
     kind = FAILURES.get(str(frame.body.get("kind")), ZygoteGone)
     return kind(str(frame.body.get("message")))
-
-
-def _end_launcher(process: subprocess.Popen[bytes]) -> None:
-    """Ends a launcher, which ends its zygote: at once if that is pid 1, else with every child's
-    group."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(timeout=FORK_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _has_data(sock: socket.socket, *, deadline: float) -> bool:

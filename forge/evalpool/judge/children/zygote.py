@@ -1,9 +1,11 @@
 """The zygote: a sandboxed process that has imported torch and triton and only forks children.
 
-Started by its launcher (`launcher.py`). Promise: it has run no torch op, started no thread, and
-holds nothing worth stealing: no seed, no reference, no candidate. A child is forked in a pid
-namespace of its own, enters its sandbox (`enter.py`) and says HELLO; only then does the judge
-look at it and send it work.
+Spawned by the judge (`python -m forge.evalpool.judge.children.zygote FD CONFIG`), at first as its
+launcher: a process that enters a pid namespace stays outside of it, and its child, the zygote, is
+the first inside; the launcher ends with it and all that it started. Promise: the zygote has run no
+torch op, started no thread, and holds nothing worth stealing: no seed, no reference, no candidate.
+A child is forked in a pid namespace of its own, enters its sandbox (`enter.py`) and says HELLO;
+only then does the judge look at it and send it work.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import json
 import os
 import select
 import shutil
@@ -24,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
@@ -35,8 +38,9 @@ from forge.process.lease import collector_paused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+SIGNALLED = 128
+"""Added to the number of the signal that ended the zygote, as a shell does."""
 PAUSE_S = 0.5
-"""Time without a request that is a pause."""
 MAX_SLOW_FORKS = 64
 """Forks before huge pages: each takes 4 ms more, and the huge pages 60 to 500 ms."""
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
@@ -49,15 +53,11 @@ IMPORT_ENVIRONMENT = {
 }
 
 
+NEEDED = ("torch", "triton")
 CARD_NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 CANDIDATE_ROLES = frozenset({"capture", "plain"})
 """Roles of the children in which candidates' Python runs. Their main functions also take `file`, a
 path for the candidate's source. A zygote whose children have the card's files has none of them."""
-
-
-def _names_of_forge() -> tuple[str, ...]:
-    """Names of forge's modules in `sys.modules`."""
-    return tuple(name for name in sys.modules if name == "forge" or name.startswith("forge."))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,7 +74,9 @@ class Zygote:
     """Descriptors of a card that no child may have."""
     scratch: dict[int, str] = field(default_factory=dict)
     """Scratch folder of each living child, by pid."""
-    own_modules: tuple[str, ...] = field(default_factory=_names_of_forge)
+    own_modules: tuple[str, ...] = field(
+        default_factory=lambda: tuple(n for n in sys.modules if f"{n}.".startswith("forge."))
+    )
     """Names of forge's modules. To look for them in each child writes the reference count of every
     module's name: 1,300 pages that it shares with the zygote."""
 
@@ -84,7 +86,10 @@ class Zygote:
         first verdict."""
         num_forks, has_huge_pages = 0, False
         while True:
-            if not has_huge_pages and (num_forks == MAX_SLOW_FORKS or self._is_idle()):
+            # A pause is a time without a request.
+            if not has_huge_pages and (
+                num_forks == MAX_SLOW_FORKS or not select.select([self.sock], [], [], PAUSE_S)[0]
+            ):
                 linux.use_huge_pages(self.around.proc)
                 has_huge_pages = True
             request = frames.receive(
@@ -99,10 +104,6 @@ class Zygote:
                 frames.send(self.sock, Kind.SPAWNED, {"pid": pid})
             else:
                 frames.send(self.sock, Kind.REAPED, {"status": self._reap(request.body["pid"])})
-
-    def _is_idle(self) -> bool:
-        """True if no request comes for a while."""
-        return not select.select([self.sock], [], [], PAUSE_S)[0]
 
     def _spawn(self, request: frames.Frame) -> int:
         fd = request.fds[0]
@@ -171,41 +172,102 @@ class Zygote:
             path.write_text(text, encoding="utf-8")
 
     def _be_child(self, role: str, sock: socket.socket, scratch: str) -> None:
-        if role != "probe":
-            _silence()
+        if role != "probe":  # results travel in frames and memory
+            fd = os.open("/dev/null", os.O_RDWR)
+            for number in (0, 1, 2):
+                os.dup2(fd, number)
+            os.close(fd)
         frames.send(sock, Kind.HELLO, {})
-        if role not in CANDIDATE_ROLES:
-            self.mains[role](sock)
-            return
         main = self.mains[role]
-        _forget(self.own_modules)
+        if role not in CANDIDATE_ROLES:
+            main(sock)
+            return
+        for name in self.own_modules:  # `import forge` fails: its source is not visible, either
+            del sys.modules[name]
+        sys.modules["__main__"] = type(sys)("__main__")
         sock.settimeout(None)
         main(sock, file=f"{scratch}/work/candidate.py")
 
 
-def be_zygote(
+def main() -> None:
+    """Becomes the launcher; its child becomes the zygote."""
+    fd, config = int(sys.argv[1]), json.loads(sys.argv[2])
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != config["judge_pid"]:
+        return
+    sock = socket.socket(fileno=fd)
+    with _ending_with_cause(sock):
+        _launch(sock, config)
+
+
+def _launch(sock: socket.socket, config: dict[str, Any]) -> None:
+    is_gpu = config["device"] != "cpu"
+    files = root.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
+    plan = root.plan_root(files, site_packages=config["site_packages"])
+    with reporting_refusals(sock):
+        isolation = enter.strongest(config["isolation"], is_gpu=is_gpu)
+        if isolation.has_namespaces:
+            enter.enter_zygote_namespaces()
+    if not isolation.has_namespaces:
+        _become_subreaper()
+    pid = os.fork()
+    if pid:
+        sock.close()
+        _await_zygote(pid)
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not isolation.has_namespaces:
+        _become_subreaper()
+    _be_zygote(sock, config, isolation=isolation, plan=plan, is_gpu=is_gpu)
+
+
+def _become_subreaper() -> None:
+    """Without a pid namespace, adopts the orphans of children, and survives a kill of the judge's
+    process group long enough to end them."""
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    os.setsid()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _await_zygote(pid: int) -> NoReturn:
+    """Waits in the launcher for the zygote's end, and exits with its code."""
+    code = 0
+    try:
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        code = SIGNALLED - code if code < 0 else code
+    except SystemExit:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+    finally:
+        processes.end_children()
+    sys.exit(code)
+
+
+def _be_zygote(
     sock: socket.socket,
+    config: dict[str, Any],
     *,
     isolation: Isolation,
     plan: root.RootPlan,
-    folder: str,
     is_gpu: bool,
-    harvests: str = "",
 ) -> None:
-    """Runs a zygote until its end, in a process of its own in its namespaces.
-
-    Args:
-        harvests: `problems` or `answers` for a zygote of a harvest, whose children do that, too.
-    """
+    """Runs a zygote until its end, in a process of its own in its namespaces. One of a harvest has
+    children for `problems` or `answers`, too."""
+    folder = config["folder"]
     os.environ.update(IMPORT_ENVIRONMENT)
     environment = dict(enter.CHILD_ENVIRONMENT)
     if is_gpu:
         environment |= root.child_environment()
     with _reporting_faults(sock), collector_paused():
-        mains = _import_for_gpu() if is_gpu else _import_for_cpu(harvests)
+        mains = _import_for_gpu() if is_gpu else _import_for_cpu(config["harvests"])
     gc.collect()
     mapped_bytes = enter.mapped_bytes()
-    num_threads = len(os.listdir("/proc/self/task")) - (not is_gpu and _asked_driver())
+    # torch's fake tensors may have asked a CUDA driver for its devices, which starts a thread that
+    # no child needs.
+    has_asked = not is_gpu and "/libcuda.so" in Path("/proc/self/maps").read_text()
+    num_threads = len(os.listdir("/proc/self/task")) - has_asked
     card_files = () if is_gpu else find_card_files()
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     if isolation.has_namespaces:
@@ -244,7 +306,7 @@ def be_zygote(
 
 
 @contextmanager
-def ending_with_cause(sock: socket.socket) -> Iterator[None]:
+def _ending_with_cause(sock: socket.socket) -> Iterator[None]:
     """Ends this process at an error in the body, which the judge gets in one line. The traceback is
     last in its log: nanobind would list below it what the warm-up keeps."""
     try:
@@ -274,27 +336,15 @@ def _reporting_faults(sock: socket.socket) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = ", ".join(f"{name} {_version(name)}" for name in ("torch", "triton"))
-        message = f"{found}: {_one_line(error)}"
+        installed = {one.name: one.version for one in metadata.distributions()}
+        found = (f"{name} {installed.get(name, '(not installed)')}" for name in NEEDED)
+        message = f"{', '.join(found)}: {_one_line(error)}"
         frames.send(sock, Kind.FAILED, {"message": message, "kind": "installation"})
         raise
 
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0]
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
-def _asked_driver() -> bool:
-    """True if torch's fake tensors have asked a CUDA driver for its devices, which starts a thread
-    that no child needs."""
-    return "/libcuda.so" in Path("/proc/self/maps").read_text()
 
 
 def find_card_files() -> tuple[int, ...]:
@@ -318,16 +368,7 @@ def _import_for_cpu(harvests: str) -> dict[str, Callable[..., None]]:
     from forge.evalpool.judge.execute import child_cpu
     from forge.evalpool.judge.reference import examine, oracle
 
-    own: dict[str, Callable[..., None]] = {}
-    if harvests:
-        from forge.evalpool.judge.harvest import child as harvester
-
-        own["harvester"] = harvester.main
-        if harvests == "answers":
-            harvester.load_answerer()
-    warm_up()
-    child_cpu.warm_up()
-    return {
+    mains = {
         "capture": capture_child.main,
         "plain": capture_child.serve_plain,
         "compiler": compiler.main,
@@ -335,8 +376,16 @@ def _import_for_cpu(harvests: str) -> dict[str, Callable[..., None]]:
         "examiner": examine.main,
         "oracle": oracle.main,
         "probe": proof.try_forbidden,
-        **own,
     }
+    if harvests:
+        from forge.evalpool.judge.harvest import child as harvester
+
+        mains["harvester"] = harvester.main
+        if harvests == "answers":
+            harvester.load_answerer()
+    warm_up()
+    child_cpu.warm_up()
+    return mains
 
 
 def _import_for_gpu() -> dict[str, Callable[..., None]]:
@@ -369,16 +418,7 @@ def _import_for_gpu() -> dict[str, Callable[..., None]]:
     }
 
 
-def _silence() -> None:
-    """Discards the output of problems and candidates: results travel in frames and memory."""
-    fd = os.open("/dev/null", os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(fd, number)
-    os.close(fd)
-
-
-def _forget(names: tuple[str, ...]) -> None:
-    """Removes forge's modules, so that `import forge` fails: its source is not visible, either."""
-    for name in names:
-        del sys.modules[name]
-    sys.modules["__main__"] = type(sys)("__main__")
+if __name__ == "__main__":
+    os.chdir("/")
+    Path("/proc/self/oom_score_adj").write_text("500")
+    main()

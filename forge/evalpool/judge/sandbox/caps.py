@@ -22,6 +22,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
@@ -103,7 +104,7 @@ CANDIDATE_UIDS, OTHER_UIDS = Uids(FIRST_UID), Uids(FIRST_UID + NUM_UIDS)
 logger = logging.getLogger(__name__)
 
 SAMPLE_S = 0.25
-"""Pause between two samples of `WatchCaps`."""
+"""Pause between two samples."""
 COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE")
 """Fields of /proc/PID/status, in kB: memory that cannot be dropped and read again from a file."""
 
@@ -115,12 +116,12 @@ class CapsKind(StrEnum):
     WATCH = "watch"
 
 
-class WatchCaps:
-    """One thread that samples every child and kills those that hold too much."""
+class Caps:
+    """One thread that samples children and kills those that hold too much: every one (WATCH), or
+    those that start others, since 64 of them have 64 limits of the sandbox (RLIMIT)."""
 
-    kind = CapsKind.WATCH
-
-    def __init__(self, *, memory_bytes: int) -> None:
+    def __init__(self, kind: CapsKind, *, memory_bytes: int) -> None:
+        self.kind = kind
         self._memory_bytes = memory_bytes
         self._at_start: dict[int, int] = {}
         """Memory of each child when it was enclosed: the zygote's pages, which all children
@@ -129,9 +130,7 @@ class WatchCaps:
         """Start time of each: a child that ended with its zygote may be released late."""
         self._killed: set[int] = set()
         self._lock = threading.Lock()
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="caps", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._watch, name="caps", daemon=True).start()
 
     def enclose(self, pid: int) -> None:
         """Samples a child from now on."""
@@ -147,12 +146,9 @@ class WatchCaps:
             self._killed.discard(pid)
             return was_killed
 
-    def close(self) -> None:
-        """Ends the thread."""
-        self._is_closed.set()
-
     def _watch(self) -> None:
-        while not self._is_closed.wait(SAMPLE_S):
+        while True:
+            time.sleep(SAMPLE_S)
             try:
                 with self._lock:  # a pid is not reused before its release
                     self._sample()
@@ -163,7 +159,8 @@ class WatchCaps:
         for pid in list(self._at_start):
             if processes.start_time(pid) != self._began[pid]:
                 self._forget(pid)
-        measured = [pid for pid in self._at_start if self._is_measured(pid)]
+        is_all = self.kind is CapsKind.WATCH
+        measured = [pid for pid in self._at_start if is_all or processes.has_children(pid)]
         table = processes.read_table() if measured else []
         for pid in measured:
             at_start, family = self._at_start[pid], processes.family(pid, table)
@@ -176,23 +173,9 @@ class WatchCaps:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one, signal.SIGKILL)
 
-    def _is_measured(self, _pid: int) -> bool:
-        """True if nothing else limits the memory of a child."""
-        return True
-
     def _forget(self, pid: int) -> None:
         self._at_start.pop(pid, None)
         self._began.pop(pid, None)
-
-
-class RlimitCaps(WatchCaps):
-    """Each process has a limit that the sandbox sets; those that start others are sampled, since
-    64 of them have 64 limits."""
-
-    kind = CapsKind.RLIMIT
-
-    def _is_measured(self, pid: int) -> bool:
-        return processes.has_children(pid)
 
 
 def held_bytes(pid: int) -> int:

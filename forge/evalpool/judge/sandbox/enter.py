@@ -52,6 +52,7 @@ MAX_FILE_BYTES = 64 << 20
 MAX_OPEN_FILES = 256
 PROBE_UID = 60_999
 """User id, under root, of a process that tries a level of the sandbox."""
+PROC_FLAGS = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 OOM_SCORE = 1000
 """Highest score: the kernel ends a child before any other process."""
 CHILD_ENVIRONMENT = {
@@ -175,16 +176,16 @@ def enter_zygote_namespaces() -> None:
 
 def enter_root(plan: root.RootPlan, *, at: str) -> None:
     """Second half, in the zygote: enters the allow-list root, with the /proc of its own pid
-    namespace."""
+    namespace; the tmpfs that the root itself is becomes read-only."""
     root.build_root(plan, at=at)
     mount_proc(at)
     linux.pivot_root(at)
-    root.seal_root()
+    linux.mount(None, "/", flags=root.READ_ONLY)
 
 
 def mount_proc(at: str = "") -> None:
     """Mounts a /proc of the current pid namespace below `at`."""
-    linux.mount("proc", f"{at}/proc", kind="proc", flags=_proc_flags())
+    linux.mount("proc", f"{at}/proc", kind="proc", flags=PROC_FLAGS)
 
 
 def enter_child_sandbox(
@@ -198,15 +199,20 @@ def enter_child_sandbox(
     runs_references = role in root.REFERENCE_ROLES
     if isolation.has_namespaces:
         _enter_child_namespaces(around.plan, is_gpu=around.is_gpu)
-        if not runs_references:
-            root.hide_packages(around.plan)
+        if around.plan.packages and not runs_references:
+            linux.unmount(root.PACKAGES)
     else:
         os.setsid()  # what it starts can be killed with it, if it stays in the group
     if runs_references and isolation is not Isolation.NONE:
         sys.path += root.reference_sys_path(around.plan, has_root=isolation.has_namespaces)
-    make_scratch(scratch)
+    for name in root.SCRATCH_FOLDERS:
+        os.makedirs(f"{scratch}/{name}", exist_ok=True)
+        os.chmod(f"{scratch}/{name}", 0o777)
     os.chdir(f"{scratch}/work")
-    _be_first_to_go(around.proc)
+    score = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=around.proc)
+    os.write(score, str(OOM_SCORE).encode())
+    os.close(score)
+    os.close(around.proc)
     _limit(limits, around)
     kept = kept_capabilities(isolation, uid=limits.uid)
     linux.drop_bounding_set(kept=kept)
@@ -223,7 +229,9 @@ def enter_child_sandbox(
     if isolation is not Isolation.NONE:
         seccomp.install(is_gpu=around.is_gpu, is_shared=not isolation.has_namespaces)
     os.environ.clear()
-    os.environ.update(_below(scratch, around.environment))
+    for name, value in around.environment.items():
+        is_inside = f"{value}/".startswith(f"{root.SCRATCH}/")
+        os.environ[name] = scratch + value.removeprefix(root.SCRATCH) if is_inside else value
 
 
 def kept_capabilities(isolation: Isolation, *, uid: int | None) -> int:
@@ -233,13 +241,6 @@ def kept_capabilities(isolation: Isolation, *, uid: int | None) -> int:
     """
     is_alone = isolation is Isolation.LANDLOCK and uid is not None
     return linux.CAP_DAC_READ_SEARCH if is_alone else 0
-
-
-def make_scratch(scratch: str) -> None:
-    """The folders that a child's environment names."""
-    for name in root.SCRATCH_FOLDERS:
-        os.makedirs(f"{scratch}/{name}", exist_ok=True)
-        os.chmod(f"{scratch}/{name}", 0o777)
 
 
 def mapped_bytes() -> int:
@@ -253,18 +254,9 @@ def _enter_child_namespaces(plan: root.RootPlan, *, is_gpu: bool) -> None:
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | own_net)
     mount_proc()
     options = f"size={SCRATCH_BYTES},nr_inodes={SCRATCH_FILES},mode=1777"
-    flags = _proc_flags()
-    if is_gpu:
-        flags &= ~linux.MS_NOEXEC  # Triton compiles its launchers and loads them from there
+    # Triton compiles its launchers for a card and loads them from there.
+    flags = PROC_FLAGS & ~linux.MS_NOEXEC if is_gpu else PROC_FLAGS
     root.mount_scratch(plan, flags=flags, data=options)
-
-
-def _be_first_to_go(proc: int) -> None:
-    """Makes the kernel end this process first when memory runs out."""
-    fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
-    os.write(fd, str(OOM_SCORE).encode())
-    os.close(fd)
-    os.close(proc)
 
 
 def _limit(limits: ChildLimits, around: Surroundings) -> None:
@@ -273,12 +265,12 @@ def _limit(limits: ChildLimits, around: Surroundings) -> None:
     if limits.memory_bytes is not None:
         address_space = around.mapped_bytes + limits.memory_bytes
         _set_limit(resource.RLIMIT_AS, address_space)
-    is_counted_with_us = limits.uid is None and not around.isolation.has_namespaces
+    num_processes = max_processes(limits)
+    if limits.uid is None and not around.isolation.has_namespaces:
+        # The kernel counts this user's processes and threads, at most all of the machine, with us.
+        num_processes += int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
     for kind, value in (
-        (
-            resource.RLIMIT_NPROC,
-            max_processes(limits) + (_num_tasks() if is_counted_with_us else 0),
-        ),
+        (resource.RLIMIT_NPROC, num_processes),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
@@ -299,27 +291,6 @@ def _set_limit(kind: int, value: int) -> None:
 def max_processes(limits: ChildLimits) -> int:
     """Limit of the processes that the kernel counts together with a child."""
     return MAX_PROCESSES * (limits.num_siblings if limits.uid is None else 1)
-
-
-def _num_tasks() -> int:
-    """Number of processes and threads of this machine: no fewer than those of this user."""
-    return int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
-
-
-def _below(scratch: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with its folders in the child's own scratch folder."""
-    return {
-        name: scratch + value.removeprefix(root.SCRATCH) if _is_in_scratch(value) else value
-        for name, value in environment.items()
-    }
-
-
-def _is_in_scratch(path: str) -> bool:
-    return f"{path}/".startswith(f"{root.SCRATCH}/")
-
-
-def _proc_flags() -> int:
-    return linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
 
 
 # --- levels
@@ -359,46 +330,33 @@ def find_level(wanted: str) -> tuple[Isolation, list[str]]:
 
 def why_not(level: Isolation) -> str | None:
     """None if the level works here, else what the machine refused. Tried in a child of ours."""
-    attempt = {
-        Isolation.NAMESPACES: _try_namespaces,
-        Isolation.LANDLOCK: _try_landlock,
-    }[level]
+    return _refusal(_try_namespaces if level is Isolation.NAMESPACES else _try_landlock)
+
+
+def _refusal(attempt: Callable[[], None]) -> str | None:
+    """None if a child of ours can do this, else the words of what was refused."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _report(attempt, writing)
+        try:
+            attempt()
+        except BaseException as error:
+            words = error.strerror if isinstance(error, OSError) else None
+            os.write(writing, (words or repr(error)).encode()[:MAX_WORDS])
+            os._exit(1)
+        os._exit(0)
     os.close(writing)
-    with os.fdopen(reading, errors="replace") as words:
-        told = words.read(MAX_WORDS)
+    with os.fdopen(reading, errors="replace") as said:
+        words = said.read(MAX_WORDS)
     status = os.waitpid(pid, 0)[1]
-    return None if status == 0 else told or f"its trial ended with status {status}"
-
-
-def _report(attempt: Callable[[], None], writing: int) -> None:
-    """In the child: ends it, with the words of what was refused."""
-    try:
-        attempt()
-    except OSError as error:
-        os.write(writing, (error.strerror or str(error)).encode()[:MAX_WORDS])
-        os._exit(1)
-    except BaseException as error:
-        os.write(writing, repr(error).encode()[:MAX_WORDS])
-        os._exit(1)
-    os._exit(0)
+    return None if status == 0 else words or f"its trial ended with status {status}"
 
 
 def _try_namespaces() -> None:
     enter_zygote_namespaces()
     linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)  # else the host would see /proc
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:  # as pid 1 of the new namespace
-        _report(mount_proc, writing)
-    os.close(writing)
-    with os.fdopen(reading) as words:
-        told = words.read(MAX_WORDS)
-    if os.waitpid(pid, 0)[1]:
-        raise OSError(errno.EPERM, f"{told} (is /proc masked, as in Docker?)")
+    if words := _refusal(mount_proc):  # as pid 1 of the new namespace
+        raise OSError(errno.EPERM, f"{words} (is /proc masked, as in Docker?)")
 
 
 def _try_landlock() -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.sandbox import linux
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """The same numbers on every machine."""
@@ -68,23 +67,17 @@ def confine_files(rules: Iterable[tuple[str, int]]) -> None:
     """
     version = abi()
     handled = ALL_FILES | (IOCTL_DEVICE if version >= IOCTL_ABI else 0)
-    with _ruleset(handled, version=version) as ruleset:
-        for path, rights in rules:
-            _allow(ruleset, path, rights & handled)
-        linux.call(RESTRICT_SELF, ruleset, 0, doing="landlock_restrict_self")
-
-
-@contextmanager
-def _ruleset(files: int, *, version: int) -> Iterator[int]:
     tcp = TCP if version >= TCP_ABI else 0
     scopes = SCOPES if version >= SCOPE_ABI else 0
     size = 8 if version < TCP_ABI else 16 if version < SCOPE_ABI else 24
-    ruleset = _Ruleset(files, tcp, scopes)
-    fd = linux.call(CREATE_RULESET, ctypes.byref(ruleset), size, 0, doing="landlock_create_ruleset")
+    terms = ctypes.byref(_Ruleset(handled, tcp, scopes))
+    ruleset = linux.call(CREATE_RULESET, terms, size, 0, doing="landlock_create_ruleset")
     try:
-        yield fd
+        for path, rights in rules:
+            _allow(ruleset, path, rights & handled)
+        linux.call(RESTRICT_SELF, ruleset, 0, doing="landlock_restrict_self")
     finally:
-        os.close(fd)
+        os.close(ruleset)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -61,13 +61,9 @@ def mount(
     source: str | None, target: str, *, kind: str | None = None, flags: int = 0, data: str = ""
 ) -> None:
     """mount(2)."""
-    encode = lambda text: None if text is None else os.fsencode(text)  # noqa: E731
-    _check(
-        _libc.mount(
-            encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data)
-        ),
-        f"mount {kind or source} on {target}",
-    )
+    texts = [text and os.fsencode(text) for text in (source, target, kind, data)]
+    result: int = _libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3] or b"")
+    _check(result, f"mount {kind or source} on {target}")
 
 
 def unmount(target: str) -> None:

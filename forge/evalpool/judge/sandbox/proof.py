@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,8 +55,10 @@ def check_sandbox(
     """Raises WeakSandbox unless it has no capability, no way back, and only known mounts."""
     status = _read_status(pid)
     fields = ["CapEff", "CapPrm", "CapInh", "CapAmb"]
-    if isolation.has_namespaces or _may_drop_bounding_set():
-        fields.append("CapBnd")  # else out of reach, and of no use to it with no_new_privs
+    ours = int(_read_status(os.getpid())["CapEff"], 16)
+    # Without CAP_SETPCAP, as root has it, out of reach, and of no use to it with no_new_privs.
+    if isolation.has_namespaces or ours >> CAP_SETPCAP & 1:
+        fields.append("CapBnd")
     kept = kept_capabilities(isolation, uid=uid)
     for field in fields:
         if int(status[field], 16) & ~kept:
@@ -87,11 +90,6 @@ def read_mounts(pid: int) -> frozenset[str]:
         return frozenset(line.split()[4] for line in file)
 
 
-def _may_drop_bounding_set() -> bool:
-    """True if this process could do so without a user namespace, as root can."""
-    return bool(int(_read_status(os.getpid())["CapEff"], 16) >> CAP_SETPCAP & 1)
-
-
 def _read_status(pid: int) -> dict[str, str]:
     with open(f"/proc/{pid}/status") as file:
         pairs = (line.split(":", 1) for line in file)
@@ -119,17 +117,14 @@ def _what_works(*, forbidden: str, judge_pid: int) -> list[str]:
         environ = Path(f"/proc/{judge_pid}/environ")
         tries["reading the judge's environment"] = environ.read_bytes
     tries["a user namespace"] = lambda: linux.unshare(linux.CLONE_NEWUSER)  # changes who we are
-    return [name for name, attempt in tries.items() if _works(attempt)]
+    works: list[str] = []
+    for name, attempt in tries.items():
+        with suppress(OSError):
+            attempt()
+            works.append(name)
+    return works
 
 
 def _write(path: Path) -> None:
     path.touch(exist_ok=False)
     path.unlink()
-
-
-def _works(attempt: Callable[[], object]) -> bool:
-    try:
-        attempt()
-    except OSError:
-        return False
-    return True

@@ -26,6 +26,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,8 @@ BEHIND = "/behind-scratch"
 """Place of what SCRATCH holds in the root, while a child mounts its own above it."""
 PACKAGES = "/reference-packages"
 """Folder of the distributions that references alone may import; absent without any."""
+SMALL = "size=1m,mode=755"
+"""Options of a tmpfs of mount points alone."""
 READ_ONLY = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 REFERENCE_ROLES = frozenset({"oracle", "examiner", "baseline", "harvester"})
 """Roles of children that run references."""
@@ -154,11 +157,10 @@ class RootPlan:
 
 def plan_root(gpu: GpuFiles | None = None, *, site_packages: Iterable[str] = ()) -> RootPlan:
     """Looks at this machine and this interpreter. Reads distribution records: about 0.1 s.
-
-    Args:
-        site_packages: distributions that references may import, beside what they require.
-    """
-    shown, links = _system_libraries()
+    References may import `site_packages` and what these require."""
+    links = [(path, os.readlink(path)) for path in SYSTEM_LIBRARIES if os.path.islink(path)]
+    linked = {path for path, _ in links}
+    shown = [path for path in SYSTEM_LIBRARIES if path not in linked and os.path.isdir(path)]
     if gpu is not None:
         shown += gpu.shown
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
@@ -179,7 +181,7 @@ def plan_root(gpu: GpuFiles | None = None, *, site_packages: Iterable[str] = ())
 def build_root(plan: RootPlan, *, at: str) -> None:
     """Makes the root on a tmpfs at `at` (an empty directory), in a mount namespace of our own."""
     linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    linux.mount("tmpfs", at, kind="tmpfs", flags=linux.MS_NOSUID, data="size=1m,mode=755")
+    linux.mount("tmpfs", at, kind="tmpfs", flags=linux.MS_NOSUID, data=SMALL)
     for name in ("dev", "proc", "tmp", "etc"):
         os.mkdir(f"{at}/{name}", 0o755)
     inside = shown_in_scratch(plan)
@@ -193,12 +195,15 @@ def build_root(plan: RootPlan, *, at: str) -> None:
         linux.mount(None, at + path, flags=READ_ONLY)
     if inside:
         os.mkdir(at + BEHIND, 0o755)
-    if plan.packages:
-        _build_packages(plan.packages, at=at + PACKAGES)
+    if plan.packages:  # a mount of its own, so that one unmount takes all of them away
+        packages = at + PACKAGES
+        os.mkdir(packages, 0o755)
+        linux.mount("tmpfs", packages, kind="tmpfs", flags=linux.MS_NOSUID, data=SMALL)
+        for path in plan.packages:
+            _show(path, target=f"{packages}/{os.path.basename(path)}")
+        linux.mount(None, packages, flags=READ_ONLY)
     for path in plan.hidden:
-        linux.mount(
-            "tmpfs", at + path, kind="tmpfs", flags=linux.MS_RDONLY, data="size=4k,mode=755"
-        )
+        linux.mount("tmpfs", at + path, kind="tmpfs", flags=linux.MS_RDONLY, data=SMALL)
     for path, target in plan.links:
         os.symlink(target, at + path)
     for name in (*DEVICES, *plan.devices):
@@ -206,11 +211,6 @@ def build_root(plan: RootPlan, *, at: str) -> None:
         Path(f"{at}/dev/{name}").touch()
         linux.mount(f"/dev/{name}", f"{at}/dev/{name}", flags=linux.MS_BIND)
     os.symlink(f"{SCRATCH}/shm", f"{at}/dev/shm")
-
-
-def seal_root() -> None:
-    """After the pivot: the tmpfs that the root itself is becomes read-only."""
-    linux.mount(None, "/", flags=READ_ONLY)
 
 
 def shown_in_scratch(plan: RootPlan) -> list[str]:
@@ -236,15 +236,6 @@ def mount_scratch(plan: RootPlan, *, flags: int, data: str) -> None:
         linux.unmount(BEHIND)
 
 
-def _build_packages(paths: Iterable[str], *, at: str) -> None:
-    """A mount of its own, so that one unmount takes all of them away."""
-    os.mkdir(at, 0o755)
-    linux.mount("tmpfs", at, kind="tmpfs", flags=linux.MS_NOSUID, data="size=1m,mode=755")
-    for path in paths:
-        _show(path, target=f"{at}/{os.path.basename(path)}")
-    linux.mount(None, at, flags=READ_ONLY)
-
-
 def follow_packages(plan: RootPlan) -> None:
     """Lets packages that are imported already find their other modules below `PACKAGES`. Called in
     the zygote: torch has imported parts of what references may import."""
@@ -260,12 +251,6 @@ def follow_packages(plan: RootPlan) -> None:
             ]
 
 
-def hide_packages(plan: RootPlan) -> None:
-    """Takes `PACKAGES` out of the mount namespace of a child that runs no reference."""
-    if plan.packages:
-        linux.unmount(PACKAGES)
-
-
 def find_hidden(mounts: Iterable[str], *, role: str) -> set[str]:
     """Mount points of the root that a child of this role does not have."""
     if role in REFERENCE_ROLES:
@@ -275,11 +260,7 @@ def find_hidden(mounts: Iterable[str], *, role: str) -> set[str]:
 
 def landlock_rules(plan: RootPlan, *, scratch: str, shows_packages: bool) -> list[tuple[str, int]]:
     """The same allow-list where no root can be built, for the process that asks. Folders that hold
-    a hidden one can be listed with it.
-
-    Args:
-        shows_packages: the child runs references, and reads `plan.packages` too.
-    """
+    a hidden one can be listed with it. Children that run references read `plan.packages` too."""
     packages = plan.packages if shows_packages else ()
     listed = {
         os.path.dirname(path) for path in (*plan.hidden, f"{plan.site_packages}/x", *packages)
@@ -307,36 +288,18 @@ def _bind(path: str, *, target: str) -> None:
     linux.mount(path, target, flags=linux.MS_BIND | linux.MS_REC)
 
 
-def _system_libraries() -> tuple[list[str], list[tuple[str, str]]]:
-    shown: list[str] = []
-    links: list[tuple[str, str]] = []
-    for path in SYSTEM_LIBRARIES:
-        if os.path.islink(path):
-            links.append((path, os.readlink(path)))
-        elif os.path.isdir(path):
-            shown.append(path)
-    return shown, links
-
-
 def _shared_python() -> list[str]:
     """libpython, where the interpreter is built with it and it is no system library."""
     folder = sysconfig.get_config_var("LIBDIR") or ""
     name = sysconfig.get_config_var("INSTSONAME") or ""
     path = os.path.realpath(f"{folder}/{name}")
-    outside = not path.startswith(("/usr/lib", "/lib"))
-    return (
-        [path]
-        if name.startswith("libpython") and ".so" in name and outside and os.path.exists(path)
-        else []
-    )
+    is_shared = name.startswith("libpython") and ".so" in name and os.path.exists(path)
+    return [path] if is_shared and not path.startswith(("/usr/lib", "/lib")) else []
 
 
 def reference_sys_path(plan: RootPlan, *, has_root: bool) -> list[str]:
-    """Further folders of sys.path in a child that runs references.
-
-    Args:
-        has_root: the child is in a root that was built; else packages are at their own paths.
-    """
+    """Further folders of sys.path in a child that runs references; without a root that was built,
+    packages are at their own paths."""
     folders = [PACKAGES] if has_root else [os.path.dirname(path) for path in plan.packages]
     known = sandbox_sys_path(plan)
     return [path for path in dict.fromkeys(folders) if plan.packages and path not in known]
@@ -368,10 +331,14 @@ def home_files(source: str) -> dict[str, str]:
     files: dict[str, str] = {}
     names = list(dict.fromkeys(_NAME.findall(source)))
     for folder in [f"models--{name.replace('/', '--')}" for name in names]:
-        if (found := _config(cache_dir() / folder)) is not None:
-            revision, config = found
-            files[f"{CACHE}/{folder}/refs/main"] = revision
-            files[f"{CACHE}/{folder}/snapshots/{revision}/config.json"] = config
+        model = cache_dir() / folder
+        with suppress(OSError, RuntimeError, UnicodeDecodeError):  # the cache may not have it
+            revision = (model / "refs" / "main").read_text(encoding="utf-8").strip()
+            path = model / "snapshots" / revision / "config.json"
+            if re.fullmatch(r"\w+", revision) and path.stat().st_size <= MAX_CONFIG_BYTES:
+                config = path.read_text(encoding="utf-8")
+                files[f"{CACHE}/{folder}/refs/main"] = revision
+                files[f"{CACHE}/{folder}/snapshots/{revision}/config.json"] = config
         if len(files) == 2 * MAX_MODELS:
             break
     return files
@@ -379,22 +346,9 @@ def home_files(source: str) -> dict[str, str]:
 
 def cache_dir() -> Path:
     """The cache of this user, as huggingface_hub finds it."""
-    if found := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(found).expanduser()
-    if found := os.environ.get("HF_HOME"):
-        return Path(found).expanduser() / "hub"
-    if found := os.environ.get("XDG_CACHE_HOME"):
-        return Path(found).expanduser() / "huggingface" / "hub"
-    return Path("~", CACHE).expanduser()
-
-
-def _config(model: Path) -> tuple[str, str] | None:
-    """Revision and text of a model's config; None if the cache does not have it."""
-    try:
-        revision = (model / "refs" / "main").read_text(encoding="utf-8").strip()
-        path = model / "snapshots" / revision / "config.json"
-        if not re.fullmatch(r"\w+", revision) or path.stat().st_size > MAX_CONFIG_BYTES:
-            return None
-        return revision, path.read_text(encoding="utf-8")
-    except (OSError, RuntimeError, UnicodeDecodeError):
-        return None
+    places = (
+        *(("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub")),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+    )
+    found = (Path(os.environ[name], below) for name, below in places if os.environ.get(name))
+    return next(found, Path("~", CACHE)).expanduser()
