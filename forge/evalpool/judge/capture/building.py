@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.program.format import (
-    Alternative,
     Choice,
     Descriptor,
     Kernel,
@@ -60,20 +59,15 @@ def renumbered(node: Node, tensor: Callable[[int], int], kernel: Callable[[int],
         case Value():
             return replace(node, tensor=tensor(node.tensor))
         case Choice():
-            return replace(
-                node,
-                alternatives=tuple(_alternative(one, tensor, kernel) for one in node.alternatives),
+            alternatives = (
+                replace(
+                    one,
+                    nodes=tuple(renumbered(inner, tensor, kernel) for inner in one.nodes),
+                    restored=tuple(map(tensor, one.restored)),
+                )
+                for one in node.alternatives
             )
-
-
-def _alternative(
-    one: Alternative, tensor: Callable[[int], int], kernel: Callable[[int], int]
-) -> Alternative:
-    return replace(
-        one,
-        nodes=tuple(renumbered(node, tensor, kernel) for node in one.nodes),
-        restored=tuple(tensor(number) for number in one.restored),
-    )
+            return replace(node, alternatives=tuple(alternatives))
 
 
 def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
@@ -237,11 +231,8 @@ def is_same_call(
     *,
     since: int,
 ) -> bool:
-    """True if the nodes and outputs of two calls are the same.
-
-    Args:
-        since: Number of the first storage that belongs to a call.
-    """
+    """True if the nodes and outputs of two calls are the same; storages from `since` on belong to a
+    call."""
     marks = [Op(name="", arguments=(), results=tuple(outputs)) for _, outputs in (one, other)]
     pairs = zip((one, other), marks, strict=True)
     first, second = (canonical(parts, [*nodes, mark], since=since) for (nodes, _), mark in pairs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.channel import frames
@@ -22,6 +22,7 @@ from forge.evalpool.judge.program.questions import MAX_VALUES
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from forge.evalpool.judge.program.format import Program, Scalar
 
@@ -33,17 +34,14 @@ MAX_PROGRAM_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One message of a capture child.
-
-    Attributes:
-        kind: DONE, ASK or FAILED.
-        body: For DONE the notes of `session.capture`; for FAILED `CaptureFailed.body`.
-        program: Bytes of the program for DONE and ASK; unchecked.
-    """
+    """One message of a capture child."""
 
     kind: Kind
+    """DONE, ASK or FAILED."""
     body: dict[str, Any] = field(default_factory=dict[str, Any])
+    """For DONE the notes of `session.capture`; for FAILED `CaptureFailed.body`."""
     program: bytes = b""
+    """Bytes of the program for DONE and ASK; unchecked."""
 
 
 def send_program(sock: socket.socket, kind: Kind, body: dict[str, Any], data: bytes) -> None:
@@ -56,13 +54,8 @@ def send_program(sock: socket.socket, kind: Kind, body: dict[str, Any], data: by
 
 
 def receive(sock: socket.socket, *, deadline: frames.Deadline) -> Answer:
-    """The next message of a capture child, complete before `deadline`.
-
-    Raises:
-        frames.FrameError: not the format, or a program that is too long.
-        frames.PeerGone: the child ended.
-        frames.DeadlinePassed: the child was too slow.
-    """
+    """The next message of a capture child, complete before `deadline`. Raises FrameError also for a
+    program that is too long, PeerGone and DeadlinePassed."""
     data = bytearray()
     expected = (Kind.DONE, Kind.ASK, Kind.FAILED)
     while True:
@@ -70,7 +63,13 @@ def receive(sock: socket.socket, *, deadline: frames.Deadline) -> Answer:
         if frame.kind is Kind.FAILED:
             return Answer(kind=frame.kind, body=frame.body)
         expected = (frame.kind,)
-        data += _part(frame.body)
+        part = frame.body.get("part")
+        if not isinstance(part, str) or not part:
+            raise frames.FrameError("a part of a program is no text")
+        try:
+            data += base64.b64decode(part, validate=True)
+        except ValueError as error:
+            raise frames.FrameError("a part of a program is not base64") from error
         if len(data) > MAX_PROGRAM_BYTES:
             raise frames.FrameError(f"a program of more than {MAX_PROGRAM_BYTES} bytes")
         body = frame.body.get("body")
@@ -79,28 +78,15 @@ def receive(sock: socket.socket, *, deadline: frames.Deadline) -> Answer:
             return Answer(kind=frame.kind, body=found, program=bytes(data))
 
 
-def _part(body: dict[str, Any]) -> bytes:
-    part = body.get("part")
-    if not isinstance(part, str) or not part:
-        raise frames.FrameError("a part of a program is no text")
-    try:
-        return base64.b64decode(part, validate=True)
-    except ValueError as error:
-        raise frames.FrameError("a part of a program is not base64") from error
-
-
 def answer(sock: socket.socket, value: Any) -> None:
     """The judge's answer to ASK: a list of scalars. None says that the judge does not know them:
     the candidate is unsupported."""
     frames.send(sock, Kind.ANSWER, {"answer": value})
 
 
-class Ask(Protocol):
-    """Puts a question to the judge and waits for its answer."""
-
-    def __call__(self, program: Program) -> list[Any]:
-        """A number for each output of the program until now: tensors of one element."""
-        ...
+Ask: TypeAlias = "Callable[[Program], list[Any]]"
+"""Puts a question to the judge: a number for each output of the program until now, tensors of one
+element."""
 
 
 class Asking:

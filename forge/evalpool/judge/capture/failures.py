@@ -24,30 +24,18 @@ class BoundExceeded(Exception):
 
 
 class CaptureFailed(Exception):
-    """A capture without a program.
-
-    Attributes:
-        stage: `import`, `init`, `load`, `call` or `compile`.
-        type: Name of the exception's class; `Unsupported` and `BoundExceeded` are ours.
-        message: Its text, at most `MAX_MESSAGE_CHARACTERS` characters.
-        line: Line of the candidate's source; None where unknown.
-    """
+    """A capture without a program: its stage (`import`, `init`, `load`, `call` or `compile`), the
+    name of the exception's class (`Unsupported` and `BoundExceeded` are ours), its text, and the
+    line of the candidate's source, None where unknown."""
 
     def __init__(self, *, stage: str, type: str, message: str, line: int | None) -> None:
         super().__init__(f"{stage}: line {line}: {type}: {message}")
-        self.stage = stage
-        self.type = type
+        self.stage, self.type, self.line = stage, type, line
         self.message = message[:MAX_MESSAGE_CHARACTERS]
-        self.line = line
 
     def body(self) -> dict[str, Any]:
         """Body of the FAILED frame."""
-        return {
-            "stage": self.stage,
-            "type": self.type,
-            "message": self.message,
-            "line": self.line,
-        }
+        return {name: getattr(self, name) for name in ("stage", "type", "message", "line")}
 
 
 def line_of(error: BaseException, file: str) -> int | None:

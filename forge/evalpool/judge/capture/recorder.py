@@ -19,6 +19,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forge.evalpool.judge.capture.building import Parts
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
@@ -72,17 +73,11 @@ RESHAPES = frozenset(
 REFUSED = {
     "aten::set_": "keep tensors over the storage that they were made with",
     "aten::resize_": "allocate a tensor of the final size",
-    "aten::record_stream": "",
 }
 
 
 class Recorder(TorchDispatchMode):
-    """The record of one candidate.
-
-    Attributes:
-        nodes: Nodes of the section that is being recorded; the session swaps the list.
-        section: Section that new allocations belong to.
-    """
+    """The record of one candidate."""
 
     def __init__(self, *, fake: Any, file: str, asking: Asking) -> None:
         super().__init__()
@@ -90,11 +85,17 @@ class Recorder(TorchDispatchMode):
         self.file = file
         self.asking = asking
         self.nodes: list[Node] = []
+        """Nodes of the section that is being recorded; the session swaps the list."""
         self.section = Section.INIT
+        """Section that new allocations belong to."""
         self.storages: list[Storage] = []
         self.tensors: list[Tensor] = []
         self.kernels: list[Kernel] = []
         self.constants: list[bytes] = []
+        self.parts = Parts(
+            storages=self.storages, tensors=self.tensors, kernels=self.kernels,
+            constants=self.constants,
+        )  # fmt: skip
         self._held: list[Any] = []
         self._addresses: list[int] = []
         self._next_address = FIRST_ADDRESS
@@ -241,17 +242,18 @@ class Recorder(TorchDispatchMode):
         device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         is_to_card = device is not None and device.type == "cuda"
         if is_to_card:
-            if device is not None and (device.index or 0) >= (count := torch.cuda.device_count()):
-                words = f"CUDA error: invalid device ordinal: {device}; there is {count}"
-                raise RuntimeError(words)
+            if device is not None and (device.index or 0) >= torch.cuda.device_count():
+                raise RuntimeError(f"CUDA error: invalid device ordinal: {device}; there is 1")
             kwargs = {**kwargs, "device": CARD}
         if not is_to_card and not any(isinstance(one, FakeTensor) for one in leaves(args, kwargs)):
             return self._run_on_host(func, args, kwargs)
-        if func.namespace not in TORCH and (kernel := _own_kernel(func)):
-            with self:
-                return kernel(*args, **kwargs)
-        special = SPECIAL.get(func)
-        if special is not None:
+        if func.namespace not in TORCH:  # the candidate's own, with a kernel for CUDA perhaps
+            name = ".".join(filter(None, (func._schema.name, func._schema.overload_name)))
+            if torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CUDA"):
+                with self:
+                    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+                    return func.redispatch(cuda, *args, **kwargs)
+        if (special := SPECIAL.get(func)) is not None:
             return special(self, func, args, kwargs)
         if func.namespace == "aten" and torch.is_inference_mode_enabled():  # left to us
             with self:
@@ -283,9 +285,9 @@ class Recorder(TorchDispatchMode):
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operation on fake tensors and records it."""
         name = func._schema.name
+        if name == "aten::record_stream":
+            return None
         if name in REFUSED:
-            if not REFUSED[name]:
-                return None
             raise Unsupported(f"{func}: {REFUSED[name]}")
         inputs = [one for one in leaves(args, kwargs) if isinstance(one, FakeTensor)]
         for one in inputs:
@@ -309,18 +311,14 @@ class Recorder(TorchDispatchMode):
                 ) from error
             with self:
                 return decomposition(*args, **kwargs)
-        self._record(func, args, kwargs, result)
-        return result
-
-    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         made = [one for one in leaves(result) if isinstance(one, FakeTensor)]
-        name = func._schema.name
         is_view = not func._schema.is_mutable and all(map(self.is_known, made))
         if is_view or name in ALLOCATIONS or name in RESHAPES:
             for one in made:
                 self.storage_of(one)
-            return
-        self.add_op(func, args, kwargs, made)
+        else:
+            self.add_op(func, args, kwargs, made)
+        return result
 
     def add_op(self, func: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
         """Appends the node of an operation with these results."""
@@ -370,16 +368,6 @@ class Recorder(TorchDispatchMode):
         numbers = [self.tensor(one) for one in elements(tensor)]
         values = self.read(numbers)
         return torch.tensor(values, dtype=tensor.dtype).view(tensor.shape)
-
-
-def _own_kernel(func: Any) -> Any:
-    """The kernel for CUDA of an operation that the candidate has registered."""
-    name = func._schema.name
-    name += f".{func._schema.overload_name}" if func._schema.overload_name else ""
-    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CUDA"):
-        return None
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    return lambda *args, **kwargs: func.redispatch(keys, *args, **kwargs)
 
 
 def leaves(*values: Any) -> Iterator[torch.Tensor]:

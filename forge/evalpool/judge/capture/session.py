@@ -22,7 +22,6 @@ from triton.compiler.errors import CompilationError
 
 from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.building import (
-    Parts,
     build,
     flat,
     forgotten,
@@ -47,6 +46,7 @@ from forge.evalpool.judge.reference.construct import construct, construct_noting
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forge.evalpool.judge.capture.building import Parts
     from forge.evalpool.judge.capture.exchange import Ask
     from forge.evalpool.judge.program.format import Program
 
@@ -101,9 +101,7 @@ def capture(
     except BaseException as error:  # also SystemExit and KeyboardInterrupt of the candidate
         raise session.failed(error) from error
     if notes is not None:
-        notes["follows_winner"] = session.follows_winner
-        notes["drawn_otherwise"] = session.drawn_otherwise
-        notes["is_checking"] = session.is_checking
+        notes |= session.notes
     return program
 
 
@@ -116,7 +114,7 @@ class Session:
         self._device = "cuda"
         """Device of tensors for which a constructor names none: kernels may pack weights there."""
         self.step = "import"
-        self.card = Card.of(request.get("target"))
+        self.card = Card(**(request.get("target") or {}))
         self.asking = Asking(ask)
         stage = Stage.get()
         self.recorder = Recorder(fake=stage.fake, file=file, asking=self.asking)
@@ -132,9 +130,7 @@ class Session:
         self._num_inputs = 0
         self._old = set[int]()
         """Storages of the inputs of earlier calls."""
-        self.follows_winner = False
-        self.drawn_otherwise = ""
-        self.is_checking = False
+        self.notes = {"follows_winner": False, "drawn_otherwise": "", "is_checking": False}
         self._bound: list[tuple[str, str]] = []
         """Names of the model's tensors ("" for none: packed) and of the values they have."""
 
@@ -150,7 +146,7 @@ class Session:
             since = len(recorder.storages)
             first, first_outputs = self._forward(inputs)
             if self.request.get("is_first"):
-                return self._first_call(first, first_outputs)
+                return self._build(first, first_outputs, parts=recorder.parts)
             earlier = [*first, *self._repeated()]
             made = range(since, len(recorder.storages))
             inputs = self._other_inputs()
@@ -159,43 +155,30 @@ class Session:
         self._require_unshared(forward, [*first_outputs, *outputs], before=own)
         used = self._used(forward, outputs)
         if used & self._old:
-            parts = forgotten(self.parts(), self._old)
+            parts = forgotten(recorder.parts, self._old)
             words = "forward uses a tensor that an earlier call was given"
         else:
-            parts = with_one_input_each(self.parts())
+            parts = with_one_input_each(recorder.parts)
             calls = (flat(first), first_outputs), (flat(forward), outputs)
             words = "" if is_same_call(parts, *calls, since=since) else CHANGES_WORDS
-        self.init += hoisted(self.parts(), first=earlier, needed=used & set(made))
-        lost = self._lost_choices(earlier, forward)
-        self.follows_winner = not self.asking.num_values and (
+        self.init += hoisted(recorder.parts, first=earlier, needed=used & set(made))
+        # Choices that only an earlier call made, since the candidate remembers the winner: the
+        # judge times them before the rest.
+        chosen = {one.key: one for one in earlier if isinstance(one, Choice)}
+        again = {one.key for one in forward if isinstance(one, Choice)}
+        lost = [one for key, one in chosen.items() if key not in again]
+        self.notes["follows_winner"] = not self.asking.num_values and (
             bool(lost) or self._follows(forward, outputs, since=own)
         )
         own_call = forward, outputs
         forward = [*lost, *forward]
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
-        program = self._build(
-            forward,
-            outputs,
-            parts=parts,
-            returned=self.returned,
-            nesting=self.nesting,
-            stateful=words,
-        )
+        program = self._build(forward, outputs, parts=parts, stateful=words)
         self._look_at_truths(own_call, since=own)
         if self.request.get("drawn") is not None:
-            self.drawn_otherwise = self._drawn_otherwise(module, self.request["drawn"])
+            self.notes["drawn_otherwise"] = self._drawn_otherwise(module, self.request["drawn"])
         return program
-
-    def _first_call(self, forward: list[Node], outputs: list[int]) -> Program:
-        """The program of the first call alone."""
-        return self._build(
-            forward,
-            outputs,
-            parts=self.parts(),
-            returned=self.returned,
-            nesting=self.nesting,
-        )
 
     def _repeated(self) -> list[Node]:
         """Nodes of two calls with the same tensors. Raises Unsupported for a host that returns
@@ -230,16 +213,6 @@ class Session:
             kind, message = Unsupported.__name__, f"{first}: no card is here while host code runs"
         return CaptureFailed(stage=step, type=kind, message=message, line=line)
 
-    def parts(self) -> Parts:
-        """Everything that was recorded."""
-        one = self.recorder
-        return Parts(
-            storages=one.storages,
-            tensors=one.tensors,
-            kernels=one.kernels,
-            constants=one.constants,
-        )
-
     def _drawn_otherwise(self, module: types.ModuleType, wanted: dict[str, str]) -> str:
         """Name of a tensor of the reference that the constructor, without values to take, draws
         otherwise; "" for none, or where it cannot be constructed once more."""
@@ -264,14 +237,9 @@ class Session:
         negated: int = -1,
         winners: dict[str, str] | None = None,
     ) -> bool | None:
-        """True if another call of forward does the same; None if it raises.
-
-        Args:
-            call: nodes and outputs of a call.
-            since: number of its first storage.
-            negated: place of a truth value that is another one then.
-            winners: as for `_forward`.
-        """
+        """True if another call of forward does the same as `call`, nodes and outputs of one whose
+        first storage is `since`; None if it raises. `negated`: place of a truth value that is
+        another one then. `winners`: as for `_forward`."""
         form, self.asking.negated = (self.returned, self.nesting), negated
         try:
             with torch.no_grad(), self.recorder:
@@ -284,7 +252,7 @@ class Session:
             found, self.asking.negated = (self.returned, self.nesting), -1
             self.returned, self.nesting = form
         return found == form and is_same_call(
-            with_one_input_each(self.parts()), call, other, since=since
+            with_one_input_each(self.recorder.parts), call, other, since=since
         )
 
     def _follows(self, forward: list[Node], outputs: list[int], *, since: int) -> bool:
@@ -308,19 +276,12 @@ class Session:
         self.asking.is_repeating = True
         read = (one.answer for one in call[0] if isinstance(one, Value))
         count = sum(isinstance(answer, bool) for answer in read)
-        self.is_checking = count <= MAX_CHECKS and all(
+        self.notes["is_checking"] = count <= MAX_CHECKS and all(
             self._is_same(call, since=since, negated=place) is not False for place in range(count)
         )
 
-    def _lost_choices(self, first: list[Node], forward: list[Node]) -> list[Node]:
-        """Choices that only the first call made, since the candidate remembers the winner: the
-        judge times them before the rest."""
-        made = {one.key: one for one in first if isinstance(one, Choice)}
-        again = {one.key for one in forward if isinstance(one, Choice)}
-        return [one for key, one in made.items() if key not in again]
-
     def _used(self, nodes: list[Node], outputs: list[int]) -> set[int]:
-        parts = self.parts()
+        parts = self.recorder.parts
         found = {parts.tensors[number].storage for number in outputs}
         return found.union(*(storages_of(node, parts) for node in nodes))
 
@@ -334,22 +295,16 @@ class Session:
     def _build(
         self, forward: list[Node], outputs: list[int], *, parts: Parts, **facts: Any
     ) -> Program:
-        return build(
-            parts,
-            init=self.init,
-            forward=forward,
-            outputs=outputs,
-            target=self.card.target,
-            triton=triton.__version__,
-            **facts,
-        )
+        made: Any = {"init": self.init, "forward": forward, "outputs": outputs}
+        form: Any = {"returned": self.returned, "nesting": self.nesting, **facts}
+        return build(parts, **made, **form, target=self.card.target, triton=triton.__version__)
 
     def _prefix(self, *, outputs: list[int]) -> Program:
         """The program until now, for a question to the judge."""
         is_forward = self.recorder.section is Section.FORWARD
         forward = self.recorder.nodes if is_forward else []
-        parts = forgotten(self.parts(), self._old)
-        return self._build(forward, outputs, parts=parts, returned="tuple")
+        parts = forgotten(self.recorder.parts, self._old)
+        return self._build(forward, outputs, parts=parts, returned="tuple", nesting="")
 
     def _import(self, code: str) -> types.ModuleType:
         """Runs the candidate as a module of a real file: Triton reads kernel sources from it."""
@@ -368,7 +323,7 @@ class Session:
         new tensor, with tensors of the host."""
         names, wanted = self.request.get("held", []), self.request.get("gives_held", False)
         state = {
-            name: self._parameter(name, index)
+            name: self._make(index, origin=Origin.PARAMETER, name=name)
             for name, index in self.request["state"]
             if wanted or name not in names
         }
@@ -403,24 +358,26 @@ class Session:
         arguments = self._decode(self.request["init"], self._argument)
         with values.applied(), torch.device(self._device):
             model = construct(getattr(module, self.request["entry_point"]), arguments)
-        own = {self.recorder.storage_of(one) for one in values.tensors}
-        self.init[:] = weights.without_initialising(self.init, self.parts(), own)
+        recorder = self.recorder
+        own = {recorder.storage_of(one) for one in values.tensors}
+        self.init[:] = weights.without_initialising(self.init, recorder.parts, own)
         if isinstance(model, torch.nn.Module):
             model = model.to("cuda")
-        drawn = weights.drawn_storages(self.init, self.parts()) if held else set[int]()
-        given = weights.load_held(
-            model,
-            held,
-            is_drawn=lambda one: (
-                one.layout is torch.strided
-                and self.recorder.is_known(one)
-                and self.recorder.storage_of(one) in drawn
-            ),
-        )
+        drawn = weights.drawn_storages(self.init, recorder.parts) if held else set[int]()
+
+        def is_drawn(one: torch.Tensor) -> bool:
+            is_known = one.layout is torch.strided and recorder.is_known(one)
+            return is_known and recorder.storage_of(one) in drawn
+
+        given = weights.load_held(model, held, is_drawn=is_drawn)
         taken = values.names_in(model)
-        self.model = self._cast(model)
-        if self.request.get("mode") == "eval" and isinstance(model, torch.nn.Module):
-            self.model.eval()
+        self.model = model
+        if isinstance(model, torch.nn.Module):
+            dtype = DTYPES.get(self.request.get("precision", "fp32"))
+            if self.request.get("cast") and dtype is not None:  # a reference; no candidate is
+                self.model = model.to(dtype)
+            if self.request.get("mode") == "eval":
+                self.model.eval()
         self.step = "load"
         named = weights.state_of(self.model)
         named = {name: one for name, one in named.items() if name not in given}
@@ -436,12 +393,6 @@ class Session:
             return False
         weights.load(named, state, found)
         return True
-
-    def _cast(self, model: Any) -> Any:
-        """A reference in the problem's precision; a candidate as it is."""
-        dtype = DTYPES.get(self.request.get("precision", "fp32"))
-        is_cast = self.request.get("cast") and dtype is not None
-        return model.to(dtype) if is_cast and isinstance(model, torch.nn.Module) else model
 
     def _forward(
         self, inputs: list[Any], *, winners: dict[str, str] | None = None
@@ -531,9 +482,6 @@ class Session:
         made = self._make(index, origin=Origin.INPUT, index=number)
         is_float = made.is_floating_point() and made.element_size() > 1
         return made.requires_grad_() if self._wants_gradients and is_float else made
-
-    def _parameter(self, name: str, index: int) -> Any:
-        return self._make(index, origin=Origin.PARAMETER, name=name)
 
     def _argument(self, index: int) -> Any:
         """A tensor among the constructor's arguments: a parameter named `init.<place>`."""

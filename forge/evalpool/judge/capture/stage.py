@@ -108,4 +108,5 @@ class Stage:
     def end(self) -> None:
         """Torch and Triton answer as they did before."""
         self._pretence.undo()
+        torch._C._set_only_lift_cpu_tensors(False)
         self.compiler.end()

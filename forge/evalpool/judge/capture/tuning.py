@@ -30,13 +30,10 @@ MAX_LABEL_CHARACTERS = 300
 
 
 class Tuning:
-    """The choices of one candidate.
-
-    Args:
-        answers: Label of the winner, by key of the choice.
-    """
+    """The choices of one candidate."""
 
     def __init__(self, recorder: Recorder, answers: dict[str, str]) -> None:
+        """`answers`: label of the winner, by key of the choice."""
         self.recorder = recorder
         self.answers = answers
         self._settled: dict[str, str] = {}

@@ -16,13 +16,14 @@ constructs again without values.
 from __future__ import annotations
 
 import functools
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import init
 
 from forge.evalpool.judge.capture.building import storages_of
+from forge.evalpool.judge.capture.pretence.card import Pretence
 from forge.evalpool.judge.program.dataflow import written_in_place
 from forge.evalpool.judge.program.format import Op, Origin, TensorUse
 from forge.evalpool.judge.program.ops import KINDS, Kind, packet
@@ -40,14 +41,10 @@ FILLS = ("uniform_", "normal_", "zero_", "fill_", "random_", "bernoulli_", "expo
 
 
 class Weights:
-    """The reference's values on the card, and which tensors of the candidate have taken them.
-
-    Args:
-        state: Fake tensors by the reference's names.
-        order: Names in the order in which the reference made its parameters.
-    """
+    """The reference's values on the card, and which tensors of the candidate have taken them."""
 
     def __init__(self, state: dict[str, Any], *, order: list[str]) -> None:
+        """`state`: fake tensors by the reference's names, which made them in this order."""
         names = dict.fromkeys([*(name for name in order if name in state), *state])
         self._left = {name: state[name] for name in names}
         self._taken: dict[int, tuple[Any, str]] = {}
@@ -108,16 +105,29 @@ class Weights:
                 data = self.taken(data)
             return make(cls, data, *args, **kwargs)
 
-        with ExitStack() as stack:
-            stack.enter_context(replaced(torch.nn.Parameter, "__new__", staticmethod(parameter)))
-            stack.enter_context(replaced(torch.nn.Module, "register_buffer", register_buffer))
-            for owner, name in _initialisers():
-                kept = _unless(self._is_taken, getattr(owner, name))
-                stack.enter_context(replaced(owner, name, kept))
+        patches = Pretence()
+        try:
+            patches.set(torch.nn.Parameter, "__new__", staticmethod(parameter))
+            patches.set(torch.nn.Module, "register_buffer", register_buffer)
+            functions = [n for n in vars(init) if n.endswith("_") and not n.startswith("_")]
+            initialisers = [*((init, n) for n in functions), *((torch.Tensor, n) for n in FILLS)]
+            for owner, name in initialisers:
+                kept = self._unless_taken(getattr(owner, name))
+                patches.set(owner, name, kept)
             yield
+        finally:
+            patches.undo()
 
-    def _is_taken(self, tensor: torch.Tensor) -> bool:
-        return self.name_of(tensor) is not None
+    def _unless_taken(self, fill: Callable[..., Any]) -> Callable[..., Any]:
+        """The function `fill`, without effect on tensors that have taken values."""
+
+        @functools.wraps(fill)
+        def filled(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensor, torch.Tensor) and self.name_of(tensor) is not None:
+                return tensor
+            return fill(tensor, *args, **kwargs)
+
+        return filled
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -139,12 +149,9 @@ def without_initialising(nodes: Iterable[Node], parts: Parts, own: set[int]) -> 
     """The nodes of a constructor that do not initialise a parameter in place.
 
     `weight[padding].fill_(0)` and `weight.mul_(0.02)` are left out: the reference's constructor has
-    done so, and its values were drawn afterwards. So is a copy of one whole parameter to another,
-    by which an encoder and its average begin alike. Any other operation that reads another
-    parameter folds one into the other, and stays.
-
-    Args:
-        own: Storages that hold the reference's values.
+    done so, and its values, which are in the storages `own`, were drawn afterwards. So is a copy of
+    one whole parameter to another, by which an encoder and its average begin alike. Any other
+    operation that reads another parameter folds one into the other, and stays.
     """
     derived = {at for at, one in enumerate(parts.storages) if one.origin is Origin.PARAMETER} | own
     kept: list[Node] = []
@@ -175,14 +182,9 @@ def _is_whole_copy(node: Node, parts: Parts, own: set[int]) -> bool:
 def targets(
     own: dict[str, torch.Tensor], state: dict[str, Any], taken: dict[str, str], used: set[str]
 ) -> dict[str, str]:
-    """The reference's name for each of a model's tensors, by the model's names.
-
-    Args:
-        own: Tensors of the model.
-        state: Tensors of the reference.
-        taken: Names of values that the model's tensors were constructed with.
-        used: Names of values that any tensor was constructed with; it may lie packed elsewhere.
-    """
+    """The reference's name for each of a model's own tensors, by the model's names. `taken`: names
+    of values that these were constructed with; `used`: that any tensor was, which may lie packed
+    elsewhere."""
     found = {name: name for name in own if name in state and own[name].shape == state[name].shape}
     for name, source in taken.items():
         if name not in found and source not in found.values():
@@ -229,16 +231,9 @@ def drawn_storages(nodes: Iterable[Node], parts: Parts) -> set[int]:
 def load_held(
     model: Any, values: dict[str, Any], *, is_drawn: Callable[[torch.Tensor], bool]
 ) -> set[str]:
-    """Gives a model the reference's values in place of random numbers of its constructor:
-    `self.h0 = torch.randn(8)`. By name, then by order among equal types and shapes; a parameter or
-    saved buffer by its name alone.
-
-    Args:
-        values: Tensors of the reference that no `state_dict` has, by name.
-        is_drawn: True for random numbers.
-
-    Returns: Names of the parameters and buffers that have such values.
-    """
+    """Gives a model the reference's values, of tensors that no `state_dict` has, in place of random
+    numbers of its constructor: `self.h0 = torch.randn(8)`. By name, then by order among equal types
+    and shapes; a parameter or saved buffer by its name alone. Returns the names of these."""
     if not values:
         return set()
     left, state = dict(values), state_of(model)
@@ -260,37 +255,3 @@ def load_held(
 def _are_alike(value: torch.Tensor, tensor: torch.Tensor) -> bool:
     are_floats = value.is_floating_point() and tensor.is_floating_point()
     return value.shape == tensor.shape and (are_floats or value.dtype is tensor.dtype)
-
-
-def _unless(
-    is_taken: Callable[[torch.Tensor], bool], fill: Callable[..., Any]
-) -> Callable[..., Any]:
-    """The function `fill`, without effect on tensors that have taken values."""
-
-    @functools.wraps(fill)
-    def filled(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, torch.Tensor) and is_taken(tensor):
-            return tensor
-        return fill(tensor, *args, **kwargs)
-
-    return filled
-
-
-def _initialisers() -> list[tuple[Any, str]]:
-    """Owner and name of each function that initialises tensors."""
-    functions = [name for name in vars(init) if name.endswith("_") and not name.startswith("_")]
-    return [*((init, name) for name in functions), *((torch.Tensor, name) for name in FILLS)]
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives an attribute another value while inside."""
-    own = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, own)

@@ -46,11 +46,6 @@ class Card:
     properties: dict[str, Any] = field(default_factory=dict[str, Any])
     """Torch's, where they are not the default."""
 
-    @staticmethod
-    def of(target: dict[str, Any] | None) -> Card:
-        """The card of a request's `target`."""
-        return Card(**(target or {}))
-
     @property
     def target(self) -> str:
         """`cuda:90:32`: backend, architecture and warp size."""
@@ -140,7 +135,6 @@ class Pretence:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
-        torch._C._set_only_lift_cpu_tensors(False)
 
     def begin(self, card: Card) -> None:
         """Makes `torch.cuda` answer as with this card."""
