@@ -3,15 +3,14 @@
 that imports torch does so with its collector paused.
 
 Promise: when the supervisor ends in any way, this process and its whole process group are killed.
-Three means, none of which needs a responsive Python (a long call may hold the GIL):
+Neither means needs a responsive Python (a long call may hold the GIL), and both are checked after
+arming, for a supervisor that died in between:
 
 - the death signal: the kernel kills this process when the thread that spawned it ends;
 - the lease pipe: its write end is open in the supervisor only, and its read end is armed so that
-  the kernel itself sends SIGKILL to our process group when the pipe hangs up;
-- a check of both after arming, for a supervisor that died in between.
+  the kernel itself sends SIGKILL to our process group when the pipe hangs up.
 
-prctl is called through ctypes since neither Python nor a dependency offers it. Not covered: a
-grandchild in a new session. Its creator must pass it a lease too.
+Not covered: a grandchild in a new session. Its creator must pass it a lease too.
 """
 
 from __future__ import annotations
@@ -56,7 +55,13 @@ def hold_lease() -> dict[str, Any]:
     if lease_fd is not None and supervisor is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         die_with_parent(int(supervisor))
-        _arm_lease(int(lease_fd))
+        fd = int(lease_fd)
+        os.set_inheritable(fd, False)
+        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(fd, F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+        if is_readable(fd):
+            _kill_own_group()
     if len(sys.argv) < 2:
         raise SystemExit(
             f"{sys.argv[0]} is a child process of forge: give it the path of its JSON config"
@@ -66,12 +71,8 @@ def hold_lease() -> dict[str, Any]:
 
 @contextmanager
 def collector_paused() -> Generator[None]:
-    """Pause the garbage collector inside; it never visits again what exists at the end.
-
-    Modules live until the process ends. While torch, transformers and TRL are imported, the
-    collector's passes over them take a sixth of the CPU time. Before the process ends
-    they are its own again, as in `hold_lease`.
-    """
+    """Pause the garbage collector inside; it never visits again what exists at the end. While
+    torch, transformers and TRL are imported, its passes take a sixth of the CPU time."""
     atexit.register(gc.unfreeze)
     gc.disable()
     try:
@@ -102,16 +103,6 @@ def die_with_parent(parent_pid: int) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
     if os.getppid() != parent_pid:
-        _kill_own_group()
-
-
-def _arm_lease(fd: int) -> None:
-    """Make the kernel send SIGKILL to this process group when the other end of `fd` closes."""
-    os.set_inheritable(fd, False)
-    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(fd, F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    if is_readable(fd):
         _kill_own_group()
 
 

@@ -44,13 +44,9 @@ def _read_lines(path: Path, offset: int) -> list[str]:
             text = file.read().decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
-    lines = [clean(line) for line in text.splitlines()]
-    return [line for line in lines if line.strip()]
-
-
-def clean(text: str) -> str:
-    """The text without characters that move the cursor or colour a terminal; tabs stay."""
-    return "".join(char for char in text if char == "\t" or char.isprintable())
+    # Without characters that move the cursor or colour a terminal; tabs stay.
+    chars = ((c for c in line if c == "\t" or c.isprintable()) for line in text.splitlines())
+    return [line for line in map("".join, chars) if line.strip()]
 
 
 def logged_error(error: ForgeError, *kinds: type[ForgeError]) -> ForgeError | None:

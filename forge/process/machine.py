@@ -4,10 +4,9 @@ that started this process.
 
 Asks the kernel at each call. A control group (version 1 or 2) may have less memory, CPU time and
 tasks than the machine. The limits of a container are at the root of what it sees, those of a
-systemd slice or a SLURM job below it: the lowest limit of a group and its parents counts.
-`require_limits` is called by every command that starts children, `limit_behind` where a child has
-failed. Promise: a limit that a run cannot live with is named before anything starts; one that a
-child met later is named with the last words of the child.
+systemd slice or a SLURM job below it: the lowest limit of a group and its parents counts. Promise:
+a limit that a run cannot live with is named before anything starts; one that a child met later is
+named with the last words of the child.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import os
 import resource
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,50 +61,33 @@ class HostMemory:
 def total_memory_bytes(*, cgroup: Path = CGROUP, own: Path = OWN) -> int:
     """Physical memory, or the container's limit where that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = _find_limit(cgroup, own)
-    return physical if found is None else min(physical, found.limit_bytes)
+    return min([physical, *(limit for limit, _ in _memory_limits(cgroup, own))])
 
 
 def read_memory(*, proc: Path = PROC, cgroup: Path = CGROUP, own: Path = OWN) -> HostMemory | None:
-    """Memory in use, and the total; None where the kernel does not say (not Linux)."""
+    """Memory in use, and the total; None where the kernel does not say (not Linux). Of a control
+    group without inactive file pages, which the kernel drops first."""
     try:
-        physical, found = _physical(proc), _find_limit(cgroup, own)
-        if found is None or found.limit_bytes >= physical.total_bytes:
-            return physical
-        return HostMemory(used_bytes=_used_bytes(found.group), total_bytes=found.limit_bytes)
+        lines = [line.partition(":") for line in (proc / "meminfo").read_text().splitlines()]
+        size = {name: int(rest.split()[0]) << 10 for name, _, rest in lines}
+        total, limits = size["MemTotal"], _memory_limits(cgroup, own)
+        limit, group = min(limits, key=lambda one: one[0], default=(total, None))
+        if group is None or limit >= total:
+            return HostMemory(used_bytes=total - size["MemAvailable"], total_bytes=total)
+        stat = dict(line.split() for line in group.read("memory.stat").splitlines())
+        inactive = stat.get("inactive_file" if group.is_v2 else "total_inactive_file", 0)
+        used = int(group.read("memory.current" if group.is_v2 else "memory.usage_in_bytes"))
+        return HostMemory(used_bytes=max(used - int(inactive), 0), total_bytes=limit)
     except (OSError, ValueError, KeyError):
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MemoryLimit:
-    group: ControlGroup
-    limit_bytes: int
-
-
-def _find_limit(cgroup: Path, own: Path) -> _MemoryLimit | None:
-    """The lowest limit of this process's groups; None without one."""
-    found: list[_MemoryLimit] = []
-    for group in own_groups("memory", cgroup=cgroup, own=own):
-        text = group.read("memory.max" if group.is_v2 else "memory.limit_in_bytes")
-        if text.isdecimal():
-            found.append(_MemoryLimit(group=group, limit_bytes=int(text)))
-    return min(found, key=lambda limit: limit.limit_bytes, default=None)
-
-
-def _used_bytes(group: ControlGroup) -> int:
-    """Without inactive file pages, which the kernel drops first."""
-    stat = dict(line.split() for line in group.read("memory.stat").splitlines())
-    inactive = stat.get("inactive_file" if group.is_v2 else "total_inactive_file", 0)
-    used = int(group.read("memory.current" if group.is_v2 else "memory.usage_in_bytes"))
-    return max(used - int(inactive), 0)
-
-
-def _physical(proc: Path) -> HostMemory:
-    lines = (proc / "meminfo").read_text().splitlines()
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    total, available = kib["MemTotal"] << 10, kib["MemAvailable"] << 10
-    return HostMemory(used_bytes=total - available, total_bytes=total)
+def _memory_limits(cgroup: Path, own: Path) -> list[tuple[int, ControlGroup]]:
+    """Limits of this process's groups."""
+    groups = own_groups("memory", cgroup=cgroup, own=own)
+    names = ((one, "memory.max" if one.is_v2 else "memory.limit_in_bytes") for one in groups)
+    found = ((one.read(name), one) for one, name in names)
+    return [(int(text), one) for text, one in found if text.isdecimal()]
 
 
 def free_bytes(path: Path) -> int:
@@ -147,10 +130,21 @@ def own_groups(
     absent, and the container's group is the root.
     """
     unified = cgroup / "unified"
-    v2, v1 = unified if unified.is_dir() else cgroup, cgroup / controller
-    path_v2, path_v1 = _own_paths(controller, own)
-    yield from (ControlGroup(folder=folder, is_v2=True) for folder in _down(v2, path_v2))
-    yield from (ControlGroup(folder=folder, is_v2=False) for folder in _down(v1, path_v1))
+    roots = {True: unified if unified.is_dir() else cgroup, False: cgroup / controller}
+    paths = {True: "", False: ""}
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0" and not controllers:
+                paths[True] = path
+            elif controller in controllers.split(","):
+                paths[False] = path
+    for is_v2, folder in roots.items():
+        for name in (".", *filter(None, paths[is_v2].split("/"))):
+            folder = folder / name
+            if not folder.is_dir():
+                break
+            yield ControlGroup(folder=folder, is_v2=is_v2)
 
 
 def cpu_quota(*, cgroup: Path = CGROUP, own: Path = OWN) -> float | None:
@@ -170,32 +164,6 @@ def max_tasks(*, cgroup: Path = CGROUP, own: Path = OWN) -> int | None:
     """Processes and threads that the groups may hold; None without a limit."""
     found = [group.read("pids.max") for group in own_groups("pids", cgroup=cgroup, own=own)]
     return min((int(text) for text in found if text.isdecimal()), default=None)
-
-
-def _own_paths(controller: str, own: Path) -> tuple[str, str]:
-    """Paths in the hierarchy of version 2 and in the controller's of version 1."""
-    v2 = v1 = ""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            v2 = path
-        elif controller in controllers.split(","):
-            v1 = path
-    return v2, v1
-
-
-def _down(root: Path, path: str) -> Iterator[Path]:
-    """`root` and the folders below it on the path, as far as they exist."""
-    folder = root
-    for name in (".", *filter(None, path.split("/"))):
-        folder = folder / name
-        if not folder.is_dir():
-            return
-        yield folder
 
 
 def require_limits() -> None:
@@ -222,11 +190,9 @@ def use_one_heap() -> None:
     """Make all threads of this process allocate from one heap; call it before they start.
 
     Otherwise glibc gives each thread a heap of its own, and each keeps what one call once needed:
-    1.6 MB for every worker thread that has read the store. Threads that hold the interpreter's lock
-    allocate one at a time anyway. Blocks of LARGE_BYTES or more go back to the system when they are
-    freed: otherwise glibc raises that limit with each such block, and the tables that Python copies
-    now and then (2 MB for its interned strings) leave holes in the heap. Python offers no mallopt;
-    other C libraries may have none.
+    1.6 MB for every worker thread that has read the store. Blocks of LARGE_BYTES or more go back to
+    the system when they are freed: otherwise glibc raises that limit with each such block, and the
+    tables that Python copies now and then (2 MB for its interned strings) leave holes in the heap.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -31,10 +31,8 @@ LONGEST_NAME = "/longest-child-name.sock"
 
 @contextmanager
 def open_socket_dir(*, base: Path | None = None) -> Generator[Path]:
-    """A new 0700 directory under `base` (default: TMPDIR, else /tmp).
-
-    Raises ConfigError if the paths in it would be too long.
-    """
+    """A new 0700 directory under `base` (default: TMPDIR, else /tmp). Raises ConfigError if the
+    paths in it would be too long."""
     parent = Path(base if base is not None else tempfile.gettempdir())
     check_socket_path(Path(f"{parent}/{PREFIX}12345678{LONGEST_NAME}"))
     with open_private_dir(parent) as directory:

@@ -1,20 +1,17 @@
 # pyright: strict
 """The guard of every server of forge: who may ask, and the shape and bounds of a request.
 
-Around every server: control.sock, engines, judges, reward functions, `forge judge --serve`, `forge
-serve`.
 Promises: a request without the token gets 401; on loopback without a token no web page is served,
 since a browser here may act for it: 403 for another host name and for a page's WebSocket, 415 for
 what a page may send without permission; a body has a maximum size (413) and time (408), and is
 strict JSON (`read_object`); a refusal is sent at once, and read by clients that send all first; a
-client that hangs up causes no error. uvicorn bounds heads (64 kB) and the number of connections; it
-reads no further request before the one ahead is answered; `serving` bounds the time of the first
-head. Not covered: a client with a token that sends a later head slowly or keeps idle connections (a
-public server belongs after a proxy); and on loopback without a token, every user of this machine is
-served.
+client that hangs up causes no error. uvicorn bounds heads (64 kB) and the number of connections;
+`serving` bounds the time of the first head. Not covered: a client with a token that sends a later
+head slowly or keeps idle connections (a public server belongs after a proxy); and on loopback
+without a token, every user of this machine is served.
 
-Starlette's TrustedHostMiddleware is not used: it compares names, so it knows neither 127.0.0.2 nor
-other forms of ::1, and it answers in plain text, which no client of ours or of OpenAI's reads.
+Starlette's TrustedHostMiddleware knows neither 127.0.0.2 nor other forms of ::1, and answers in
+plain text, which no client of ours or of OpenAI's reads.
 """
 
 from __future__ import annotations
@@ -104,13 +101,9 @@ class Door:
         opens_socket: bool = False,
         refusal: Callable[[int, str], Response] = error_answer,
     ) -> None:
-        """Guard `app`.
-
-        Args:
-            is_local: no token, and reachable over loopback, so that browsers must be kept out.
-            opens_socket: a request over the Unix socket needs nothing: `app` has a door of its own.
-            refusal: makes an error answer of the app's own format.
-        """
+        """`is_local`: no token, and reachable over loopback, so that browsers must be kept out.
+        `opens_socket`: a request over the Unix socket needs nothing, as `app` has a door of its
+        own. `refusal` makes an error answer of the app's own format."""
         self._app = app
         self._token = token
         self._is_local = is_local
@@ -122,13 +115,19 @@ class Door:
         from starlette.requests import ClientDisconnect
         from starlette.responses import Response
 
-        if scope["type"] == "lifespan" or (self._opens_socket and _is_unix(scope)):
+        # The address of a Unix socket has no port.
+        is_unix = self._opens_socket and (scope.get("server") or ("", 0))[1] is None
+        if scope["type"] == "lifespan" or is_unix:
             return await self._app(scope, receive, send)
         if scope["type"] == "websocket":
             return await self._serve_socket(scope, receive, send)
         body = _Arriving(receive)
         try:
-            self._check(scope)
+            headers = _headers_of(scope)
+            self._check_sender(headers)
+            kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+            if scope["method"] == "POST" and kind != b"application/json":
+                raise Refused(415, "Content-Type: application/json is needed")
             await self._app(scope, body.receive, send)
         except Refused as error:
             response = self._refusal(error.status, str(error))
@@ -160,23 +159,6 @@ class Door:
         given = headers.get(b"authorization", b"").decode("latin-1").encode()
         if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
             raise Refused(401, "a bearer token is needed")
-
-    def _check(self, scope: Scope) -> None:
-        """Raise Refused for a request that may not be served."""
-        headers = _headers_of(scope)
-        self._check_sender(headers)
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != b"application/json":
-            raise Refused(415, "Content-Type: application/json is needed")
-
-
-def _is_unix(scope: Scope) -> bool:
-    """True if the request came over a Unix socket, whose address has no port."""
-    match scope.get("server"):
-        case (str(path), None):
-            return path.startswith("/")
-        case _:
-            return False
 
 
 def _headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -225,12 +207,8 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
 
 async def unless_hung_up(request: Request, work: Callable[[], Awaitable[T]]) -> T:
     """The result of `work` for a request whose body has been read; `work` is cancelled if the
-    client hangs up first.
-
-    Raises:
-        ClientDisconnect: the client hung up; the door answers it.
-        Exception: an error of `work`, as it is.
-    """
+    client hangs up first. Raises ClientDisconnect then, which the door answers, and an error of
+    `work` as it is."""
     from starlette.requests import ClientDisconnect
 
     found: list[T] = []

@@ -2,12 +2,11 @@
 """Listening sockets of servers: a private Unix path, HOST:PORT, and the second listener of a child
 that works for a supervisor on another machine.
 
-Used by `serving.serve`, `forge judge --serve` and `forge serve`. Promises: an address that cannot
-be served is a one-line error before anything starts (a file of that name, a socket in use, no token
-for an address that other machines reach); a Unix socket is for its user alone. The process that
-started a child on a node asks over the Unix socket, which needs no token; it reads the port of the
-second listener from a file next to that socket. Not covered: a connection is not encrypted, so
-nodes must be on a network that only their users reach.
+Promises: an address that cannot be served is a one-line error before anything starts (a file of
+that name, a socket in use, no token for an address that other machines reach); a Unix socket is for
+its user alone. The process that started a child on a node asks over the Unix socket, which needs no
+token; it reads the port of the second listener from a file next to that socket. Not covered: a
+connection is not encrypted, so nodes must be on a network that only their users reach.
 """
 
 from __future__ import annotations
@@ -54,21 +53,15 @@ def bound_path(path: Path) -> Generator[socket.socket]:
     """A listening Unix socket. Replaces a socket that a dead server left."""
     with ExitStack() as stack:
         try:
-            _require_free(path)
+            if path.exists() and not path.is_socket():
+                raise ConfigError(f"--socket {path}: there is a file of that name; name another")
+            with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+                probe.connect(str(path))
+                raise ConfigError(f"--socket {path}: another process serves there; name another")
             listener = stack.enter_context(bind_socket(path))
         except OSError as error:
             raise ConfigError(f"--socket {path}: {error.strerror or error}") from error
         yield listener
-
-
-def _require_free(path: Path) -> None:
-    if path.exists() and not path.is_socket():
-        raise ConfigError(f"--socket {path}: there is a file of that name; a new path is needed")
-    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
-        probe.connect(str(path))
-        raise ConfigError(f"--socket {path}: another process serves there; another path is needed")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--socket {path}: there is no directory {path.absolute().parent}")
 
 
 @contextmanager

@@ -49,12 +49,8 @@ GRACEFUL_S = 2
 
 
 def serve(app: Starlette, socket_path: Path, *, network: Mapping[str, str] | None = None) -> None:
-    """Serve `app` on `socket_path` (0600) until SIGTERM. Raises SystemExit(1) if the app fails to
-    start.
-
-    Args:
-        network: host and token of a second listener, for clients on other machines.
-    """
+    """Serve `app` on `socket_path` (0600) until SIGTERM. `network`: host and token of a second
+    listener, for clients on other machines. Raises SystemExit(1) if the app fails to start."""
     guarded = app
     if network is not None:
         assert network["token"], "an empty token would admit everybody"
@@ -64,15 +60,13 @@ def serve(app: Starlette, socket_path: Path, *, network: Mapping[str, str] | Non
         listeners = [stack.enter_context(bind_socket(socket_path))]
         if network is not None:
             listeners.append(stack.enter_context(bind_network(network["host"], socket_path)))
-        logging.getLogger("uvicorn.error").addFilter(_is_no_farewell)
+        # uvicorn's words below the exception of an app that did not start:
+        farewell = "Application startup failed"
+        uvicorns = logging.getLogger("uvicorn.error")
+        uvicorns.addFilter(lambda record: not record.getMessage().startswith(farewell))
         anyio.run(server.serve, listeners)
     if not server.started:
         raise SystemExit(1)
-
-
-def _is_no_farewell(record: logging.LogRecord) -> bool:
-    """False for uvicorn's words below the exception of an app that did not start."""
-    return not record.getMessage().startswith("Application startup failed")
 
 
 async def serve_task(
@@ -81,10 +75,8 @@ async def serve_task(
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` inside a running loop until cancelled.
-
-    `await tg.start(serve_task, app, path)` returns once it listens.
-    """
+    """Serve `app` inside a running loop until cancelled; `await tg.start(serve_task, app, path)`
+    returns once it listens."""
     with bind_socket(socket_path) as listener:
         await serve_listener(app, listener, task_status=task_status)
 
@@ -168,12 +160,13 @@ def _make_server(
                 signal.signal(number, self.handle_exit)
             yield
 
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return UvicornServer(
         uvicorn.Config(
             app,
             http=Connection,
             timeout_keep_alive=keep_alive_s,
-            limit_concurrency=_most_connections(),
+            limit_concurrency=min(MAX_CONNECTIONS, descriptors // 2),  # others: logs, children
             timeout_graceful_shutdown=GRACEFUL_S,
             log_config=None,  # the process configures logging, never to a terminal
             log_level="error",  # warnings are faults of clients: a line each, without end
@@ -185,8 +178,3 @@ def _make_server(
             ws_max_size=MAX_MESSAGE_BYTES,
         )
     )
-
-
-def _most_connections() -> int:
-    """The rest of the descriptors is for files, logs and children."""
-    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
