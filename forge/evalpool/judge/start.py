@@ -9,15 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.evalpool.judge.children.spawner import Spawner
 from forge.process.lease import hold_lease
 from forge.process.machine import use_one_heap
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 SWITCH_S = 0.0005
 """Time for which a thread keeps Python's lock: with a card there are 16 verdicts at work, most of
@@ -29,12 +25,20 @@ def main() -> None:
     use_one_heap()
     config = hold_lease()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    spawner = _spawner(config)
+    table, at = config["table"], Path(config["socket_path"])
+    common: Any = {
+        **{name: table[name] for name in ("isolation", "memory_bytes")},
+        "cores": tuple(config["cores"]), "num_children": config["concurrency"],
+        "site_packages": tuple(table["site_packages"]), "harvests": config.get("harvests", ""),
+    }  # fmt: skip
+    # Their folders are in the run's private directory, removed with it.
+    spawner = Spawner(folder=at.with_suffix(".root"), **common)
     spawner.start()
     card_spawner = None
     if gpu := config.get("gpu"):
         sys.setswitchinterval(SWITCH_S)
-        card_spawner = _spawner(config, is_gpu=True, gpu_minor=gpu["minor"])
+        folder, minor = at.with_suffix(".card"), gpu["minor"]
+        card_spawner = Spawner(folder=folder, is_gpu=True, gpu_minor=minor, **common)
         card_spawner.start()
 
     from forge.config.schema import JudgeTable
@@ -42,34 +46,13 @@ def main() -> None:
     from forge.process.server.serving import serve
 
     judge = Judge(
-        table=JudgeTable.model_validate(config["table"]),
+        table=JudgeTable.model_validate(table),
         spawner=spawner,
         card_spawner=card_spawner,
         concurrency=config["concurrency"],
         gpu_uuid=gpu and gpu["uuid"],
     )
-    serve(make_app(judge), Path(config["socket_path"]), network=config.get("network"))
-
-
-def _spawner(
-    config: Mapping[str, Any], *, is_gpu: bool = False, gpu_minor: int | None = None
-) -> Spawner:
-    """A spawner, with the card's files if `is_gpu`; without `gpu_minor`, the number of the card's
-    device file, children see all such files."""
-    table = config["table"]
-    # In the run's private directory, removed with it.
-    folder = Path(config["socket_path"]).with_suffix(".card" if is_gpu else ".root")
-    return Spawner(
-        isolation=table["isolation"],
-        folder=folder,
-        memory_bytes=table["memory_bytes"],
-        cores=tuple(config["cores"]),
-        num_children=config["concurrency"],
-        is_gpu=is_gpu,
-        gpu_minor=gpu_minor,
-        site_packages=tuple(table["site_packages"]),
-        harvests=config.get("harvests", ""),
-    )
+    serve(make_app(judge), at, network=config.get("network"))
 
 
 if __name__ == "__main__":

@@ -142,13 +142,9 @@ def receive(
     sock: socket.socket, *, deadline: Deadline, expected: tuple[Kind, ...], takes_fds: bool = False
 ) -> Frame:
     """One frame of an expected kind, before `deadline`. Descriptors are not received unless asked
-    for: a frame of a million parts, each with some, would take all that the reader may have.
-
-    Raises:
-        FrameError: not the format, too long, more than MAX_FDS descriptors, or another kind.
-        PeerGone: the other end is closed.
-        DeadlinePassed: not complete in time.
-    """
+    for: a frame of a million parts, each with some, would take all that the reader may have. Raises
+    FrameError (not the format, too long, more than MAX_FDS descriptors, or another kind), PeerGone
+    or DeadlinePassed."""
     fds: list[int] = []
     kept = fds if takes_fds else None
     try:

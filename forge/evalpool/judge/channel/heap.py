@@ -26,17 +26,13 @@ LIBC = ctypes.CDLL(None)
 
 
 def keep_freed(num_bytes: int | None, *, memory_bytes: int) -> None:
-    """Sets what this process keeps from now on. For a problem that may need all of the memory, what
-    it has kept goes back first.
-
-    Args:
-        num_bytes: of the problem's tensors, as `require_room` counts them; None if unknown.
-        memory_bytes: what the process may have.
-    """
-    is_small = num_bytes is not None and num_bytes <= memory_bytes // MEMORY_DIVISOR
-    block, total = (KEPT_BLOCK, KEPT_TOTAL) if is_small else (USUAL_BLOCK, USUAL_TOTAL)
-    _set(block, total)
-    if not is_small:
+    """Sets what this process, which may have `memory_bytes`, keeps from now on. For a problem that
+    may need all of the memory, what it has kept goes back first. `num_bytes`: of the problem's
+    tensors, as `require_room` counts them; None if unknown."""
+    if num_bytes is not None and num_bytes <= memory_bytes // MEMORY_DIVISOR:
+        _set(KEPT_BLOCK, KEPT_TOTAL)
+    else:
+        keep_usual()
         give_back()
 
 

@@ -96,24 +96,18 @@ def offsets(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:
 @contextmanager
 def shared_memory(num_bytes: int) -> Generator[tuple[int, mmap.mmap]]:
     """A zeroed memfd of this size, sealed against resizing, and our mapping of it."""
-    seals = SEAL_SIZE | SEAL_SEALS
-    with _memory_file(num_bytes, seals=seals) as fd, mmap.mmap(fd, num_bytes) as memory:
+    with returned_memory(num_bytes) as fd, mmap.mmap(fd, num_bytes) as memory:
+        fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SEALS)
         yield fd, memory
 
 
 @contextmanager
 def returned_memory(max_bytes: int) -> Generator[int]:
     """A memfd that a child writes to and `taken` reads. It takes up what is written."""
-    with _memory_file(max_bytes, seals=SEAL_SIZE) as fd:
-        yield fd
-
-
-@contextmanager
-def _memory_file(num_bytes: int, *, seals: int) -> Generator[int]:
     fd = os.memfd_create("forge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(fd, num_bytes)
-        fcntl.fcntl(fd, F_ADD_SEALS, seals)
+        os.ftruncate(fd, max_bytes)
+        fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SIZE)
         yield fd
     finally:
         os.close(fd)
@@ -174,22 +168,14 @@ def decode_part(dtype: str, data: Data, *, start: int, target: NDArray[np.float6
         target[:] = np.frombuffer(data, NUMPY_TYPES[dtype], count=count, offset=offset)
 
 
-def _e5m2() -> NDArray[np.float64]:
-    """[256] values of float8_e5m2, which is the upper byte of float16."""
-    return (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float64)
-
-
-def _e4m3() -> NDArray[np.float64]:
-    """[256] values of float8_e4m3fn: its exponent's bias is 8 less than float16's, and of each sign
-    the last value is NaN."""
-    codes = np.arange(128, dtype=np.uint16)
-    half = (codes << 7).view(np.float16).astype(np.float64) * 256
-    half[-1] = np.nan
-    return np.concatenate([half, -half])
-
-
-NARROW = {"float8_e4m3fn": _e4m3(), "float8_e5m2": _e5m2()}
-"""Value of each byte."""
+_HALF = (np.arange(128, dtype=np.uint16) << 7).view(np.float16).astype(np.float64) * 256
+_HALF[-1] = np.nan
+NARROW = {
+    "float8_e4m3fn": np.concatenate([_HALF, -_HALF]),
+    "float8_e5m2": (np.arange(256, dtype=np.uint16) << 8).view(np.float16).astype(np.float64),
+}
+"""Value of each byte: of e4m3fn the exponent's bias is 8 less than float16's, and of each sign the
+last value is NaN; e5m2 is the upper byte of float16."""
 
 
 def integers(spec: TensorSpec, data: Data) -> NDArray[np.generic]:

@@ -63,11 +63,7 @@ class LimitMet(ZygoteGone):
     """A limit of this process or machine is too low for a child."""
 
 
-FAILURES = {
-    "installation": UnusableInstallation,
-    "sandbox": SandboxRefused,
-    "limit": LimitMet,
-}
+FAILURES = {"installation": UnusableInstallation, "sandbox": SandboxRefused, "limit": LimitMet}
 """Errors by the kind that a FAILED frame names."""
 
 

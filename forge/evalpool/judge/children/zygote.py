@@ -15,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the zygote, as a shell does."""
-PAUSE_S = 0.5
-MAX_SLOW_FORKS = 64
-"""Forks before huge pages: each takes 4 ms more, and the huge pages 60 to 500 ms."""
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """Error numbers for exhausted resources, in contrast to forbidden calls."""
 IMPORT_ENVIRONMENT = {
@@ -81,27 +77,15 @@ class Zygote:
     module's name: 1,300 pages that it shares with the zygote."""
 
     def serve(self) -> None:
-        """Forks and reaps on request, until the judge hangs up. Its memory is moved into huge pages
-        in the first pause, or when enough forks would have been faster: it may take as long as a
-        first verdict."""
-        num_forks, has_huge_pages = 0, False
+        """Forks and reaps on request, until the judge hangs up."""
+        expected = (Kind.SPAWN, Kind.REAP)
         while True:
-            # A pause is a time without a request.
-            if not has_huge_pages and (
-                num_forks == MAX_SLOW_FORKS or not select.select([self.sock], [], [], PAUSE_S)[0]
-            ):
-                linux.use_huge_pages(self.around.proc)
-                has_huge_pages = True
+            deadline = time.monotonic() + IDLE_S
             request = frames.receive(
-                self.sock,
-                deadline=time.monotonic() + IDLE_S,
-                expected=(Kind.SPAWN, Kind.REAP),
-                takes_fds=True,
+                self.sock, deadline=deadline, expected=expected, takes_fds=True
             )
             if request.kind is Kind.SPAWN:
-                pid = self._spawn(request)
-                num_forks += 1
-                frames.send(self.sock, Kind.SPAWNED, {"pid": pid})
+                frames.send(self.sock, Kind.SPAWNED, {"pid": self._spawn(request)})
             else:
                 frames.send(self.sock, Kind.REAPED, {"status": self._reap(request.body["pid"])})
 

@@ -35,9 +35,7 @@ def ask_harvester(
     try:
         frames.send(child.sock, Kind.CALL, dict(request))
         answer = frames.receive(
-            child.sock,
-            deadline=time.monotonic() + limit_s,
-            expected=(Kind.DONE, Kind.FAILED),
+            child.sock, deadline=time.monotonic() + limit_s, expected=(Kind.DONE, Kind.FAILED)
         )
         if answer.kind is Kind.DONE:
             if not _is_result(answer.body, request):
@@ -50,9 +48,7 @@ def ask_harvester(
             return _failed("too slow", f"more than {request['cpu_s']:.0f} s of processor time")
         if kind == "Unjudgeable":
             return _failed(re.split("[;:,]", message)[0], message)
-        if kind in NETWORK:
-            return _failed("asks the network", message)
-        return _failed(f"raises {kind}", message)
+        return _failed("asks the network" if kind in NETWORK else f"raises {kind}", message)
     except frames.DeadlinePassed:
         return _failed("too slow", f"no end within {limit_s:.0f} s")
     except frames.FrameError:

@@ -116,24 +116,9 @@ def _sizes(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Run:
-    """Facts of one forward pass."""
+    """Facts of one forward pass of a text. Raises what it raises."""
 
-    def __init__(
-        self, inputs: list[Any], outputs: list[torch.Tensor], *, num: int, flops: int, cpu_s: float
-    ) -> None:
-        self.cpu_s, self.num_operations = cpu_s, num
-        self.num_tensors = len(leaves(inputs))
-        self.num_outputs = len(outputs)
-        self.num_bytes = sum(one.nbytes for one in [*leaves(inputs), *outputs])
-        self.flops = flops
-        self.is_finite = all(
-            one.is_meta or not one.is_floating_point() or bool(torch.isfinite(one).all())
-            for one in outputs
-        )
-
-    @classmethod
-    def of(cls, text: str, *, device: str = "cpu") -> _Run:
-        """Runs a text. Raises what it raises."""
+    def __init__(self, text: str, *, device: str = "cpu") -> None:
         module, began = types.ModuleType("problem"), time.process_time()
         torch.manual_seed(0)
         with torch.device("meta") if device == "meta" else nullcontext():
@@ -143,9 +128,14 @@ class _Run:
             flops_counted = FlopCounterMode(display=False) if device == "meta" else nullcontext()
             with flops_counted as counter, _Operations() as operations:
                 outputs = flatten(model(*inputs))
-        flops = counter.get_total_flops() if counter else 0
-        cpu_s = time.process_time() - began
-        return cls(inputs, outputs, num=operations.num, flops=flops, cpu_s=cpu_s)
+        self.cpu_s, self.num_operations = time.process_time() - began, operations.num
+        self.flops = counter.get_total_flops() if counter else 0
+        self.num_tensors, self.num_outputs = len(leaves(inputs)), len(outputs)
+        self.num_bytes = sum(one.nbytes for one in [*leaves(inputs), *outputs])
+        self.is_finite = all(
+            one.is_meta or not one.is_floating_point() or bool(torch.isfinite(one).all())
+            for one in outputs
+        )
 
 
 class _Operations(TorchDispatchMode):
@@ -163,7 +153,7 @@ def _first_run(texts: Sequence[str]) -> tuple[int, _Run]:
     first: Exception | None = None
     for number, text in enumerate(texts):
         try:
-            return number, _Run.of(text)
+            return number, _Run(text)
         except Exception as error:
             first = first or error
     assert first is not None
@@ -173,7 +163,7 @@ def _first_run(texts: Sequence[str]) -> tuple[int, _Run]:
 def _try(text: str, *, device: str = "cpu") -> _Run | None:
     """None for sizes that the problem does not bear."""
     try:
-        run = _Run.of(text, device=device)
+        run = _Run(text, device=device)
     except Exception:
         return None
     return run if run.is_finite else None

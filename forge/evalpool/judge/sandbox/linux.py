@@ -43,11 +43,6 @@ CAPABILITY_VERSION_3 = 0x2008_0522
 LAST_CAPABILITY = 63
 """The kernel refuses numbers it does not know; asking for more than there are is harmless."""
 
-MADV_HUGEPAGE = 14
-MADV_COLLAPSE = 25
-"""Linux 6.1 and later."""
-HUGE_PAGE_BYTES = 2 << 20
-
 PIVOT_ROOT_NUMBERS = {"x86_64": 155, "aarch64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -131,37 +126,6 @@ def drop_capabilities(*, kept: int = 0) -> None:
         if kept >> number & 1:
             raised = _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, ctypes.c_ulong(number), 0, 0)
             _check(raised, f"raise capability {number}")
-
-
-def use_huge_pages(proc: int) -> None:
-    """Moves the writable private memory of this process into huge pages, where the kernel can.
-
-    A fork copies one entry of the page table for a huge page in place of 512: of a process that has
-    imported torch and Triton it takes 1 ms, not 5.
-
-    Args:
-        proc: descriptor of /proc, which may be out of sight.
-    """
-    for start, end in _private_mappings(proc):
-        first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        if first + HUGE_PAGE_BYTES > end:
-            continue
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_HUGEPAGE)
-        for page in range(first, end - HUGE_PAGE_BYTES + 1, HUGE_PAGE_BYTES):
-            place, size = ctypes.c_void_p(page), ctypes.c_size_t(HUGE_PAGE_BYTES)
-            _libc.madvise(place, size, MADV_COLLAPSE)
-
-
-def _private_mappings(proc: int) -> list[tuple[int, int]]:
-    """Start and end of each mapping of this process that belongs to no file and can be written."""
-    found: list[tuple[int, int]] = []
-    with open(os.open("self/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)) as file:
-        for line in file:
-            addresses, rights, _, _, inode, *name = line.split()
-            if rights == "rw-p" and inode == "0" and name in ([], ["[heap]"]):
-                start, end = (int(one, 16) for one in addresses.split("-"))
-                found.append((start, end))
-    return found
 
 
 def _check(result: int, doing: str) -> None:
