@@ -9,12 +9,11 @@ import pytest
 
 from forge.config.schema import JudgeTable, ProblemsTable
 from forge.data.problems import load_problems
-from forge.evalpool.capacity import GPU_CAPACITY, MAX_EXAMINED, seat_cores
+from forge.evalpool.capacity import seat_cores
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.trial import examiner
 from forge.evalpool.judge.trial.examiner import Examiners
-from forge.evalpool.pool import Pool, examine_all
-from forge.evalpool.seating import Seat
+from forge.evalpool.pool import examine_all
 from forge.records.examination import Examination, Flag
 from forge.records.problem import Problem, ReferenceModule, Split
 
@@ -192,12 +191,6 @@ def test_no_generated_problem_is_flagged(examine: Callable[[str], Examination]) 
         assert examine(problem.source).flags == {}, problem.source
 
 
-def test_an_examination_travels_as_json(examine: Callable[[str], Examination]) -> None:
-    found = examine(FLAGGED["ignored input"][0])
-    assert Examination.from_json(found.to_json()) == found
-    assert found.to_json()["is_trainable"] is False
-
-
 @pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), "1", True, None])
 def test_a_number_that_is_none_is_left_out(value: object) -> None:
     report = examiner._Report()
@@ -250,19 +243,6 @@ async def test_problems_share_a_card_and_doubtful_ones_are_examined_again_alone(
     assert card.asked[len(PROBLEMS) :] == ["p1", "p2", "p3"]
 
 
-async def test_where_each_judge_examines_one_nothing_is_examined_twice() -> None:
-    card = Card(num_judges=2, num_examined=2)
-    await examine_all(card, PROBLEMS, done=lambda: None)
-    assert (card.most, len(card.asked)) == (2, len(PROBLEMS))
-
-
-def test_a_card_examines_several_problems_and_a_core_one() -> None:
-    pool = object.__new__(Pool)
-    seats = [Seat("a", capacity=GPU_CAPACITY), Seat("b", capacity=1)]
-    pool.seating = type("Seats", (), {"seats": seats})()  # type: ignore[assignment]
-    assert (pool.num_judges, pool.num_examined) == (2, MAX_EXAMINED + 1)
-
-
 @pytest.mark.parametrize(
     ("num_cores", "num_seats", "expected"),
     [
@@ -278,7 +258,3 @@ def test_judges_share_the_cores(
     cores = range(num_cores)
     found = [seat_cores(cores, seat=seat, num_seats=num_seats) for seat in range(num_seats)]
     assert found == expected
-
-
-def test_two_runs_begin_at_different_cores() -> None:
-    assert seat_cores(range(8), seat=0, num_seats=8, offset=11) == (3,)

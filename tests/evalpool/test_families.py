@@ -109,18 +109,6 @@ def test_memory_of_a_small_problem_is_used_again_until_it_is_given_back() -> Non
     assert later > 0.5
 
 
-@pytest.mark.parametrize("num_bytes", [None, 1 << 30])
-def test_memory_of_a_large_or_unknown_problem_goes_back_at_once(num_bytes: int | None) -> None:
-    again, _ = faults_of(num_bytes)
-    assert again > 0.5
-
-
-def test_memory_that_is_kept_goes_back_before_a_problem_that_may_need_all_of_it() -> None:
-    between = "heap.keep_freed(1 << 30, memory_bytes=4 << 30)"
-    assert faults_of(BLOCK, between=between)[1] > 0.5
-    assert faults_of(BLOCK, between=f"heap.keep_freed({BLOCK}, memory_bytes=4 << 30)")[1] < 0.1
-
-
 def test_an_oracle_keeps_the_memory_of_a_large_draw_until_nobody_asks_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

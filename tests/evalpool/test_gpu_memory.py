@@ -81,16 +81,6 @@ def test_a_block_that_cannot_be_mapped_is_given_back(
     assert not Path(f"/proc/self/fd/{library.fd}").exists()
 
 
-@pytest.mark.parametrize(("code", "is_out_of_memory"), [(OUT_OF_MEMORY, True), (719, False)])
-def test_a_full_card_is_told_from_a_broken_context(
-    code: int, is_out_of_memory: bool, library: Library
-) -> None:
-    library.codes["MemCreate"] = code
-    with pytest.raises(DriverError) as raised:
-        gpu_memory.create_block(1)
-    assert (raised.value.code == OUT_OF_MEMORY) == is_out_of_memory
-
-
 def test_a_block_waits_for_room_and_no_longer_than_it_may(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:

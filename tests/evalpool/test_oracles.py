@@ -8,19 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.children import kept
 from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, ZygoteGone
-from forge.evalpool.judge.numbers.called import Unjudgeable
-from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial.draws import parse_specs
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory, is_contained
-from forge.records.examination import Flag
 from tests.evalpool.benches import RELU, make_problem
 
 CONTAINED = make_problem(RELU)
@@ -114,14 +110,6 @@ def test_one_ends_after_its_last_draw(zygote: Zygote, monkeypatch: pytest.Monkey
     assert [drawn(made) for _ in range(7)] == [1, 1, 1, 2, 2, 2, 3]
 
 
-def test_one_that_is_spent_draws_no_more(zygote: Zygote) -> None:
-    made = opened(zygote)
-    with made.lent(CONTAINED) as child:
-        made.spend(child)
-    assert not zygote.living
-    assert [drawn(made), drawn(made)] == [2, 2]
-
-
 def test_without_a_sandbox_none_is_kept(zygote: Zygote) -> None:
     zygote.isolation = Isolation.NONE
     made = opened(zygote)
@@ -143,20 +131,6 @@ def test_who_finds_all_at_work_waits_for_one(zygote: Zygote, ends_well: bool) ->
             raise RuntimeError
     waiting.join(WAIT_S)
     assert got == [1 if ends_well else 3]
-
-
-def test_one_that_cannot_be_forked_is_nobodys_to_wait_for(
-    zygote: Zygote, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*, role: str, source: str) -> SandboxedChild:
-        raise ZygoteGone("gone")
-
-    made = opened(zygote, num_kept=1)
-    with monkeypatch.context() as patched:
-        patched.setattr(zygote, "spawn", fail)
-        with pytest.raises(ZygoteGone):
-            drawn(made)
-    assert drawn(made) == 1
 
 
 @pytest.mark.parametrize("problem", [CONTAINED, OPEN])
@@ -275,46 +249,3 @@ def test_nothing_of_a_problem_stays_in_its_oracle(bench: Any) -> None:
     finally:
         bench.spawner.end(child)
     assert left["message"] == "[]"
-
-
-def test_the_judge_keeps_its_oracle_over_problems(bench: Any, monkeypatch: Any) -> None:
-    roles: list[str] = []
-    spawn = bench.spawner.spawn
-
-    def counted(*, role: str, source: str) -> SandboxedChild:
-        roles.append(role)
-        return spawn(role=role, source=source)
-
-    bench.references._oracles.clear()
-    monkeypatch.setattr(bench.spawner, "spawn", counted)
-    for number in range(3):
-        bench.references.hold(make_problem(f"{RELU}# kept {number}"))
-    bench.references.hold(make_problem(f"{RELU}torch.set_num_threads(1)"))
-    assert roles == ["oracle", "oracle"]
-
-
-def test_a_reference_that_differs_in_several_threads_is_drawn_in_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    used: list[int] = []
-
-    def computed(request: dict[str, Any], terms: Any) -> str:
-        used.append(torch.get_num_threads())
-        if torch.get_num_threads() > 1:
-            raise Unjudgeable("two runs differ", flag=Flag.NONDETERMINISTIC)
-        return "drawn"
-
-    monkeypatch.setattr(oracle, "_computed", computed)
-    monkeypatch.setattr(oracle, "require_room", lambda *_, **__: 1 << 30)
-    monkeypatch.setattr(oracle.heap, "keep_freed", lambda *_, **__: None)
-    monkeypatch.setattr(oracle.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    request = {
-        "source": "", "entry_point": "Model", "precision": "fp32", "device": "cpu", "tf32": False,
-        "tf32_products": False, "max_bytes": 1 << 33, "plain": False, "moved": True,
-    }  # fmt: skip
-    before = torch.get_num_threads()
-    try:
-        assert oracle._compute(request) == "drawn"
-    finally:
-        torch.set_num_threads(before)
-    assert used == [3, 1]

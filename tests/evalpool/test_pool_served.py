@@ -25,7 +25,6 @@ from forge.evalpool.seating import Seat, Seating, State
 from forge.evalpool.served import PoolApp, serve_pool
 from forge.evalpool.wire import NoAnswer, problem_to_json
 from forge.process.ask import JSON_TYPE, open_client, open_url_client
-from forge.process.server import door
 from forge.process.server.listening import bound_path, open_listener, parse_address, url_of
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
@@ -121,15 +120,6 @@ async def test_input_sets_are_listed_and_judged_by_its_url(
     assert found.shapes == ("float32[64]", "float32[65]")
 
 
-async def test_an_examination_takes_a_boolean_for_lists_sets(
-    client: httpx.AsyncClient,
-) -> None:
-    async with client:
-        response = await client.post("/examine", json={**BODY, "lists_sets": 1})
-    assert response.status_code == 422
-    assert "lists_sets: found a number; true or false is needed" in response.json()["error"]
-
-
 async def test_its_health_lists_its_judges(client: httpx.AsyncClient) -> None:
     async with client:
         health = (await client.get("/health")).json()
@@ -153,19 +143,14 @@ async def test_a_run_without_the_token_gets_an_error_with_url_and_variable(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "not JSON"),
         (b"{", "not JSON"),
-        (b"\xff\xfe", "not UTF-8 at byte 0"),
-        (b"[" * 100_000, "nested deeper than 64 levels"),
         (b"[]", "found list; a JSON object is needed"),
-        (b"{}", "problem: missing"),
         (b'{"problem": 1}', "problem: found a number"),
         (b'{"problem": {"problem_id": "p"}}', "problem.source: missing"),
         (
             b'{"problem": {"problem_id": "p", "source": "", "precision": "fp8"}, "code": ""}',
             "problem.precision: found a string; 'fp32', 'fp16' or 'bf16'",
         ),
-        (b'{"problem": {"problem_id": "p", "source": ""}}', "code: missing"),
         (
             rb'{"problem": {"problem_id": "p", "source": "\ud800"}, "code": ""}',
             "problem.source: found half of a surrogate pair",
@@ -192,41 +177,6 @@ async def test_a_candidate_may_contain_half_a_surrogate_pair(
     async with pool_at(url) as pool:
         verdict = await pool.judge(PROBLEM, CODE + "# \ud800")
         assert verdict.status is not Status.INFRA_ERROR
-
-
-@asynccontextmanager
-async def asking(app: PoolApp, path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an app in this event loop."""
-    async with anyio.create_task_group() as tg:
-        await tg.start(serve_task, app.routes(), path)
-        async with open_client(path, timeout_s=10.0) as client:
-            yield client
-        tg.cancel_scope.cancel()
-
-
-def scripted() -> SlowPool:
-    """A pool that answers immediately."""
-    slow = SlowPool(Pool(JudgeTable(), Seating([Seat("judge-0")])))
-    slow.may_go.set()
-    return slow
-
-
-async def test_a_body_that_does_not_arrive_takes_no_place_and_times_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.5)
-    app, path = PoolApp(scripted(), max_in_flight=1), tmp_path / "x.sock"  # type: ignore[arg-type]
-    async with asking(app, path) as client, await anyio.connect_unix(path) as silent:
-        head = (
-            "POST /judge HTTP/1.1",
-            "Host: x",
-            "Content-Length: 9",
-            "Content-Type: application/json",
-        )
-        await silent.send("\r\n".join((*head, "", "{")).encode())
-        assert (await client.post("/judge", json=BODY)).status_code == 200
-        with anyio.fail_after(10):
-            assert (await silent.receive()).startswith(b"HTTP/1.1 408 ")
 
 
 async def test_one_slow_health_does_not_end_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,10 +340,6 @@ async def test_a_full_pool_answers_503_with_retry_after(tmp_path: Path) -> None:
 def test_an_address_is_host_and_port(listen: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT is needed"):
         parse_address(listen)
-
-
-def test_a_host_may_be_ipv6() -> None:
-    assert parse_address("[::1]:80") == ("::1", 80)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.1.2.3:80", "myhost:80"])

@@ -72,17 +72,6 @@ async def test_a_candidate_that_is_right_at_one_shape_alone_is_wrong() -> None:
     assert verdict.detail == "shape 2 of 3 (N=2): 1 is not 2"
 
 
-async def test_each_shape_is_cached_by_itself() -> None:
-    judge = Sized({"N = 2": WRONG})
-    async with kept(judge) as pool:
-        first = await pool.judge(SIZED, "code", timing=False)
-        again = await pool.judge(SIZED, "code", timing=False)
-        alone = await pool.judge(replace(SIZED, shapes=()), "code", timing=False)
-    assert judge.judged == ["N = 1", "N = 2"]
-    assert (again.status, again.shapes) == (first.status, first.shapes)
-    assert alone.is_correct
-
-
 async def test_input_sets_are_listed_once_and_each_is_judged() -> None:
     sources = [select_input_set(SETS, number) for number in (0, 1)]
     judge = Sized({sources[1]: WRONG}, sets=("n=1", "n=2"))
@@ -111,13 +100,6 @@ async def test_every_shape_of_a_problem_is_examined_up_to_one_that_cannot_be_jud
         Flag.IDENTITY: "shape 1 of 3 (N=1): i", Flag.DOES_NOT_RUN: "shape 2 of 3 (N=2): no",
     }  # fmt: skip
     assert not found.is_usable
-
-
-async def test_an_examination_of_sets_that_cannot_be_listed_has_the_flag() -> None:
-    judge = Sized(flags={SETS: {Flag.UNSUPPORTED: "17 sets"}})
-    async with kept(judge) as pool:
-        found = await pool.examine(LISTED)
-    assert found.flags == {Flag.UNSUPPORTED: "17 sets"}
 
 
 PLAIN = ReferenceModule(problem_id="p", source="N = 1\n")
@@ -152,26 +134,6 @@ def test_only_a_module_level_name_without_a_selected_set_counts(
     source: str, expected: bool
 ) -> None:
     assert has_input_sets(source) is expected
-
-
-async def test_a_problem_with_one_shape_needs_no_listing() -> None:
-    ask = Asked("a")
-    assert await ShapeLister(ask).list_shapes(PLAIN) == ()
-    sized = replace(PLAIN, shapes=(Shape(name="N=2", source="N = 2\n"),))
-    assert await ShapeLister(ask).list_shapes(sized) == sized.shapes
-    assert ask.sources == []
-
-
-async def test_each_set_is_a_source_of_its_own_and_listed_once_per_problem() -> None:
-    ask = Asked("n=1", "n=2")
-    lister = ShapeLister(ask)
-    first = await lister.list_shapes(replace(PLAIN, source=SETS))
-    assert await lister.list_shapes(replace(PLAIN, source=SETS)) == first
-    assert [shape.name for shape in first] == ["n=1", "n=2"]
-    assert [shape.source for shape in first] == [select_input_set(SETS, n) for n in (0, 1)]
-    assert ask.sources == [SETS]
-    again = [await lister.list_shapes(replace(PLAIN, source=shape.source)) for shape in first]
-    assert again == [(), ()]
 
 
 async def test_constants_and_sets_multiply() -> None:

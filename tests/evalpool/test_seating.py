@@ -27,23 +27,6 @@ async def test_the_least_loaded_judge_is_taken_up_to_its_capacity() -> None:
     assert (await seats.take()).name == "judge-1"
 
 
-async def test_waiting_requests_are_served_in_order() -> None:
-    seats, served = seats_up(1), []
-
-    async def wait(number: int) -> None:
-        seat = await seats.take()
-        served.append(number)
-        seats.give_back(seat)
-
-    first = await seats.take()
-    async with anyio.create_task_group() as tg:
-        for number in range(5):
-            tg.start_soon(wait, number)
-            await anyio.lowlevel.checkpoint()
-        seats.give_back(first)
-    assert served == [0, 1, 2, 3, 4]
-
-
 async def served_by(seats: Seating, problems: str, *, num_served: int) -> list[tuple[str, str]]:
     """Letters of the problems of the first requests that are served while all others wait, with
     their judges. Judges end one after the other."""
@@ -92,16 +75,6 @@ async def test_a_candidate_whose_problem_is_elsewhere_is_overtaken_a_limited_num
         seats.give_back(seats.seats[1])
     assert served == list("yyxyyy")
     assert busy.num_running == 1
-
-
-async def test_a_judge_that_is_replaced_has_no_problem() -> None:
-    seats = seats_up(2)
-    seats.give_back(await seats.take(problem="x"))
-    assert (await seats.take(problem="x")).name == "judge-0"
-    seats.give_back(seats.seats[0])
-    seats.judge_closed(seats.seats[0])
-    seats.judge_opened(seats.seats[0], httpx.AsyncClient())
-    assert (await seats.take(problem="x")).name == "judge-1"
 
 
 async def test_a_second_try_goes_to_another_judge_while_one_is_up() -> None:

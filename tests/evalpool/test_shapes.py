@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.config.schema import RewardTable
 from forge.evalpool.shapes import fold_examinations, fold_verdicts, mean_timing
 from forge.records.examination import Examination, Flag
 from forge.records.reason import Status
 from forge.records.verdict import OtherVerdict, ShapeVerdict, Timing, Verdict
-from forge.rollout.rewards.formulas import reward_terms
 
 NAMES = ("N=1", "N=2", "N=3")
 CORRECT = Verdict(status=Status.CORRECT, reason="ok", detail="", phase_s={"correct": 1.0})
@@ -41,19 +39,6 @@ def test_the_first_failure_decides_and_its_message_names_the_shape() -> None:
     assert folded.phase_s == {"correct": 3.0, "capture": 1.0}
 
 
-def test_a_failure_has_no_times_although_earlier_shapes_were_timed() -> None:
-    first = replace(CORRECT, timing=timed(100.0))
-    folded = fold_verdicts(NAMES, [first, replace(WRONG, timing=None)])
-    assert folded.timing is None
-    assert folded.shapes[0].timing == first.timing
-
-
-def test_a_long_detail_keeps_within_its_bound() -> None:
-    folded = fold_verdicts(NAMES, [replace(WRONG, detail="x" * 2000)])
-    assert len(folded.detail) == 2000
-    assert folded.detail.startswith("shape 1 of 3 (N=1): x")
-
-
 @given(st.lists(st.floats(0.01, 1e3), min_size=1, max_size=16))
 def test_a_speed_up_is_the_geometric_mean_of_all_shapes(speedups: list[float]) -> None:
     verdicts = [
@@ -77,27 +62,6 @@ def test_spreads_are_relative_to_their_times_and_a_missing_rate_stays_missing() 
     assert mean.candidate_spread_us == pytest.approx(1.0)
     assert mean.baseline_spread_us == 0.0
     assert mean.achieved_gbps is None
-
-
-def test_correct_shapes_without_times_have_no_mean() -> None:
-    verdicts = [replace(CORRECT, timing=timed(2.0)), CORRECT]
-    assert fold_verdicts(NAMES[:2], verdicts).timing is None
-
-
-def test_the_reward_takes_the_mean_of_the_lower_ends() -> None:
-    table = RewardTable()
-    verdicts = [replace(CORRECT, timing=timed(each)) for each in (8.0, 2.0)]
-    terms = reward_terms(fold_verdicts(NAMES[:2], verdicts), table)
-    assert terms["speedup"] == pytest.approx(table.speedup * math.log(0.9 * 4.0))
-
-
-def test_launches_and_torch_share_are_the_largest() -> None:
-    verdicts = [
-        replace(CORRECT, num_launches=3, torch_share=None),
-        replace(CORRECT, num_launches=1, torch_share=0.5),
-    ]
-    folded = fold_verdicts(NAMES[:2], verdicts)
-    assert (folded.num_launches, folded.torch_share) == (3, 0.5)
 
 
 def test_another_protocol_that_saw_fewer_shapes_names_their_number() -> None:

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -16,11 +14,8 @@ from forge.config.schema import JudgeTable
 from forge.errors import ConfigError
 from forge.evalpool.judge.sandbox import root
 from forge.evalpool.site_packages import (
-    importable_paths,
     require_installed,
-    versions_of,
     with_advice,
-    with_needs,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -189,16 +184,6 @@ def test_a_child_gets_the_configs_that_its_reference_names_and_nothing_else(
     assert root.home_files(LEVEL_4) == {}
 
 
-def test_needs_are_followed_by_their_records_without_extras(site: Path) -> None:
-    found = with_needs(["TinyOps"])
-    assert {"tinyops", "tinyneed", "torch", "typing-extensions"} <= set(found)
-    assert not {"absent-one", "other-one"} & set(found)
-    assert versions_of(["tinyops"])["tinyneed"] == "1.5"
-    paths = importable_paths(["tinyops", "tinyneed"])
-    names = ["tinyneed", "tinyneed-1.5.dist-info", "tinyops", "tinyops-1.5.dist-info"]
-    assert paths == [str(site / name) for name in names]
-
-
 def test_a_root_shows_listed_packages_apart_from_those_of_candidates(site: Path) -> None:
     plan = root.plan_root(site_packages=["tinyops"])
     assert {str(site / "tinyops"), str(site / "tinyneed")} <= set(plan.packages)
@@ -210,38 +195,6 @@ def test_a_root_shows_listed_packages_apart_from_those_of_candidates(site: Path)
     }
     assert str(site / "tinyops") in readable[True] - readable[False]
     assert root.plan_root().packages == ()
-
-
-def test_only_children_without_references_lack_the_mounts_of_listed_packages() -> None:
-    mounts = {"/", "/tmp", root.PACKAGES, f"{root.PACKAGES}/einops", f"{root.PACKAGES}2"}
-    hidden = {root.PACKAGES, f"{root.PACKAGES}/einops"}
-    for role in ("candidate", "compiler", "evaluator", "probe"):
-        assert root.find_hidden(mounts, role=role) == hidden
-    for role in root.REFERENCE_ROLES:
-        assert root.find_hidden(mounts, role=role) == set()
-
-
-def test_an_installation_in_the_scratch_leaves_its_folders_writable() -> None:
-    shown = ("/usr/lib", "/tmp/a/.venv/torch", "/tmp/a/.venv/triton", "/tmp/work/b/torch", "/tmp/c")
-    plan = root.RootPlan(shown=shown, links=(), hidden=(), site_packages="")
-    assert root.shown_in_scratch(plan) == ["/tmp/a", "/tmp/c", "/tmp/work/b"]
-
-
-def test_a_package_that_the_zygote_imported_finds_its_other_modules_below_the_new_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module: Any = ModuleType("loaded")
-    module.__path__ = ["/site/loaded"]
-    other: Any = ModuleType("other")
-    other.__path__ = ["/site/loaded_too"]
-    monkeypatch.setitem(sys.modules, "loaded", module)
-    monkeypatch.setitem(sys.modules, "other", other)
-    plan = root.RootPlan(
-        shown=(), links=(), hidden=(), site_packages="/site", packages=("/site/loaded",)
-    )
-    root.follow_packages(plan)
-    assert module.__path__ == ["/site/loaded", f"{root.PACKAGES}/loaded"]
-    assert other.__path__ == ["/site/loaded_too"]
 
 
 def test_a_distribution_that_is_absent_or_editable_is_refused_with_a_line_each(

@@ -76,14 +76,6 @@ def test_a_child_of_an_ended_zygote_is_not_taken_for_another_ones(spawner: Spawn
     spawner.end(new)
 
 
-def test_a_zygote_outlives_a_question_for_a_child_that_it_does_not_have(spawner: Spawner) -> None:
-    child = spawner.spawn(role="evaluator")
-    spawner.end(child)
-    with pytest.raises(ZygoteGone, match="knows no child"):
-        spawner.end(child)
-    spawner.end(spawner.spawn(role="evaluator"))
-
-
 def test_a_zygote_that_is_killed_as_it_starts_is_said_to_be_killed(tmp_path: Path) -> None:
     opened = Spawner(isolation="auto", folder=tmp_path / "root", memory_bytes=1 << 30)
     opened.start()

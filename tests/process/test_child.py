@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -15,7 +14,7 @@ import pytest
 
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.process.ask import open_client
-from forge.process.child import ChildSpec, _spawn, describe_exit, open_child
+from forge.process.child import ChildSpec, _spawn, open_child
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
 
@@ -268,9 +267,3 @@ def test_a_failed_fork_is_a_machine_error(tmp_path, monkeypatch, name):
     )  # fmt: skip
     with pytest.raises(MachineError, match=r"kid cannot be started: .*No space left"):
         _spawn(spec, observer=None)
-
-
-def test_exit_reasons_are_readable():
-    assert describe_exit(0) == "exit 0"
-    assert describe_exit(-signal.SIGKILL) == "killed by signal 9 (often out of memory)"
-    assert describe_exit(-signal.SIGUSR2) == "killed by signal 12"

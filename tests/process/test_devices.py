@@ -58,10 +58,6 @@ def test_bytes_of_no_visible_process_belong_to_an_unknown_one(monkeypatch):
     assert rest == GpuUser(memory_bytes=20 << 30)
 
 
-def test_a_process_without_an_open_gpu_is_no_user():
-    assert users_of([(os.getpid(), 5 << 30)], used_bytes=5 << 30)[0].pid is None
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -165,15 +161,6 @@ def test_used_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [user.memory_bytes for user in found.users] == [(196_592 << 20) - (100 << 30)]
 
 
-def test_gpus_have_the_indices_of_hip(machine: pytest.MonkeyPatch) -> None:
-    hip_order = [3, 2, 1, 0, 7, 6, 5, 4]
-    machine.setitem(sys.modules, "amdsmi", make_amdsmi(hip_order=hip_order))
-    cards = devices.inventory()
-    assert [card.index for card in cards] == list(range(8))
-    assert cards[0].uuid == uuid_of(3)
-    assert devices.visibility([uuid_of(0)])["HIP_VISIBLE_DEVICES"] == "3"
-
-
 @pytest.mark.parametrize("variable", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
 def test_gpus_that_the_user_allows_are_divided_and_no_others_used(
     machine: pytest.MonkeyPatch, variable: str
@@ -185,25 +172,12 @@ def test_gpus_that_the_user_allows_are_divided_and_no_others_used(
     assert env == {**AMD, **seeing("7")}
 
 
-def test_a_number_does_not_match_the_start_of_a_uuid(machine: pytest.MonkeyPatch) -> None:
-    machine.setenv("HIP_VISIBLE_DEVICES", "1,07,2")
-    assert devices.inventory()[1:] == (), "07 is how the UUID of card 7 begins, and no index"
-
-
 def test_without_amdsmi_gpus_are_unused_with_a_warning(
     machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.setitem(sys.modules, "amdsmi", None)
     assert devices.inventory() == ()
     assert "there is an AMD GPU, but amdsmi is not installed" in caplog.text
-
-
-@pytest.mark.usefixtures("machine")
-def test_a_child_without_gpus_sees_none() -> None:
-    env = of_devices(child_env(threads=1))
-    assert env == {
-        "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""
-    }  # fmt: skip
 
 
 def test_a_candidates_sandbox_has_kfd_and_render_nodes_and_no_other_device(

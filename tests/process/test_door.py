@@ -15,7 +15,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.websockets import WebSocket
 
 from forge.process.ask import open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
@@ -174,12 +173,6 @@ def test_an_answer_in_two_writes_does_not_wait_for_an_acknowledgement(
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-async def echo(websocket: WebSocket) -> None:
-    await websocket.accept()
-    await websocket.send_text(await websocket.receive_text())
-    await websocket.receive()
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])

@@ -2,8 +2,7 @@
 answered."""
 
 import json
-import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -57,38 +56,6 @@ GARBAGE = (
     b"\0" * 5000,
     b"\r\n" * 5000 + b"{}\r\n\r\n",
 )
-MANY = [2, pytest.param(200, marks=pytest.mark.long)]
-
-
-def random_bytes(draw: random.Random, _at: OpenDoor) -> bytes:
-    return draw.randbytes(draw.randrange(1, 2000)) + b"\r\n\r\n"
-
-
-def random_body(draw: random.Random, at: OpenDoor) -> bytes:
-    return at.request(draw.randbytes(draw.randrange(0, 2000)))
-
-
-def broken_json(draw: random.Random, at: OpenDoor) -> bytes:
-    """The good body with a byte replaced by a control character, or cut."""
-    good = json.dumps(at.good).encode()
-    place = draw.randrange(len(good) - 1)
-    cut = good[:place]
-    return at.request(draw.choice([cut, cut + b"\x01" + good[place + 1 :]]))
-
-
-def wrong_json(draw: random.Random, at: OpenDoor) -> bytes:
-    """The good body with a value of another type, or without its first key."""
-    name, *others = at.good
-    wrong = {name: draw.choice([None, {}, True])} if draw.randrange(2) else {}
-    return at.request(json.dumps({**{each: at.good[each] for each in others}, **wrong}).encode())
-
-
-KINDS: dict[str, Callable[[random.Random, OpenDoor], bytes]] = {
-    "random bytes": random_bytes,
-    "random body": random_body,
-    "broken JSON": broken_json,
-    "wrong JSON": wrong_json,
-}
 
 
 @pytest.fixture(params=DOORS)
@@ -117,22 +84,6 @@ def require_one_line(answer: Answer) -> None:
     assert "\n" not in message
     assert "Traceback" not in message
     assert len(message) < 600
-
-
-@pytest.mark.parametrize("number", MANY)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_many_malformed_requests_get_a_4xx_in_one_line(
-    kind: str, number: int, at: OpenDoor
-) -> None:
-    draw = random.Random(kind)
-    for _ in range(number):
-        answer = await at.send(KINDS[kind](draw, at))
-        if kind == "random bytes":
-            assert answer.status in (0, 400)
-        else:
-            assert answer.status == at.invalid
-            require_one_line(answer)
-    assert await at.answers()
 
 
 async def test_an_invalid_head_is_refused(at: OpenDoor) -> None:

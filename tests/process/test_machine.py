@@ -61,10 +61,6 @@ def test_a_container_counts_its_use_without_inactive_file_pages(proc: Path, tmp_
     assert total_memory_bytes(cgroup=cgroup) == 500
 
 
-def test_memory_that_the_kernel_does_not_report_is_unknown(tmp_path: Path) -> None:
-    assert read_memory(proc=tmp_path, cgroup=tmp_path) is None
-
-
 def test_the_limit_of_a_group_below_the_root_counts(proc: Path, tmp_path: Path) -> None:
     """A SLURM job or a systemd slice."""
     cgroup, own = tmp_path / "cgroup", tmp_path / "own"
@@ -157,12 +153,6 @@ def test_the_limit_behind_a_failure_is_named(
     monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (found[kind], found[kind]))
     assert said in limit_behind(words)
     assert bool(limit_behind(words)) is bool(said)
-
-
-def test_without_a_limit_nothing_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    endless = resource.RLIM_INFINITY
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (endless, endless))
-    assert limit_behind("MemoryError") == ""
 
 
 @pytest.mark.parametrize(

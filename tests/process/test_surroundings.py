@@ -17,9 +17,9 @@ from forge.errors import ConfigError
 from forge.process import devices
 from forge.process.busy import BusyClock
 from forge.process.devices import Gpu, Vendor, visibility
-from forge.process.environment import Rendezvous, child_env, free_port, rank_envs
+from forge.process.environment import Rendezvous, child_env, rank_envs
 from forge.process.logtail import read_ending, read_last_lines
-from forge.process.machine import free_bytes, is_disk_full
+from forge.process.machine import is_disk_full
 from forge.process.sockets import check_socket_path, open_private_dir, open_socket_dir
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -164,10 +164,6 @@ def test_a_socket_path_that_would_be_too_long_is_a_config_error_with_advice(tmp_
         check_socket_path(Path("/" + "é" * 55 + "."))
 
 
-def test_free_bytes_of_a_missing_directory_are_those_of_its_disk(tmp_path):
-    assert free_bytes(tmp_path / "not" / "yet") > 0
-
-
 @pytest.mark.parametrize(
     ("error", "is_full"),
     [
@@ -226,11 +222,3 @@ def test_ranks_of_a_second_machine_count_on_and_listen_at_its_address(
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == ("10.1.2.3", "4711")
     assert first["GLOO_SOCKET_IFNAME"] == "lo"
     assert first["NCCL_SOCKET_IFNAME"] == "mine", "the user's own choice stays"
-
-
-def test_an_address_of_no_interface_sets_no_interface() -> None:
-    meeting = Rendezvous(
-        address=HOST, port=free_port(HOST), host="203.0.113.9", first=0, num_here=1
-    )
-    (only,) = rank_envs(2, meeting=meeting)
-    assert "GLOO_SOCKET_IFNAME" not in only

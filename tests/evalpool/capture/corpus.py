@@ -169,42 +169,6 @@ class ModelNew(torch.nn.Module):
 )
 
 _add(
-    "prepacked_weights",
-    """
-@triton.jit
-def linear(x, w, b, y, M, N, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
-    n = tl.program_id(1) * BN + tl.arange(0, BN)
-    k = tl.arange(0, K)
-    xs = tl.load(x + m[:, None] * K + k[None, :], mask=m[:, None] < M, other=0.0)
-    ws = tl.load(w + k[:, None] * N + n[None, :], mask=n[None, :] < N, other=0.0)
-    acc = tl.dot(xs, ws, input_precision="ieee") + tl.load(b + n, mask=n < N)[None, :]
-    tl.store(y + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
-
-
-class ModelNew(torch.nn.Module):
-    def __init__(self, fan_in, fan_out):
-        super().__init__()
-        self.fc = torch.nn.Linear(fan_in, fan_out)
-
-    def load_reference(self, state):
-        self.weight = state["fc.weight"].t().contiguous()
-        self.bias = state["fc.bias"].float()
-
-    def forward(self, x):
-        y = torch.empty((x.shape[0], self.bias.numel()), device=x.device)
-        M, N = y.shape
-        grid = (triton.cdiv(M, 16), triton.cdiv(N, 16))
-        linear[grid](x, self.weight, self.bias, y, M, N, K=x.shape[1], BM=16, BN=16)
-        torch.cuda.synchronize()
-        return y
-""",
-    inputs=[[40, 32]],
-    init=[32, 24],
-    state={"fc.weight": [24, 32], "fc.bias": [24]},
-)
-
-_add(
     "grouped_lists_slices_and_out_variants",
     """
 from typing import List
@@ -310,33 +274,6 @@ class ModelNew(torch.nn.Module):
         return y, z.view(torch.float8_e4m3fn)
 """,
     inputs=[[256]],
-)
-
-_add(
-    "compiled_helper",
-    """
-@torch.compile
-def helper(x):
-    return torch.relu(x) + 1
-
-
-@triton.jit
-def copy(x, y, n, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
-
-
-class ModelNew(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.helper = torch.compile(helper, mode="max-autotune")
-
-    def forward(self, x):
-        y = torch.empty_like(x)
-        copy[(1,)](x, y, x.numel(), BLOCK=256)
-        return self.helper(helper(y))
-""",
-    inputs=[[200]],
 )
 
 _add(
