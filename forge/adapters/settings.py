@@ -17,8 +17,8 @@ from forge.config.schema import JudgeTable
 from forge.config.schema.judge import RulesName
 from forge.config.schema.problems import ConstantsTable, ProblemsTable
 from forge.errors import ConfigError, MachineError, pip_install
+from forge.evalpool.cards import require_target
 from forge.evalpool.site_packages import OPTION, require_installed
-from forge.evalpool.targets import require_target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,17 +1,23 @@
 # pyright: strict
-"""Cards whose peaks are known: what prompts state, and what a measured time is a share of.
+"""Cards whose peaks are known: what prompts state, and what a measured time is a share of. And the
+cards that judges without one judge for: `judge.target`.
 
 Figures are those of the vendors' data sheets: a driver's clock and bus width give them for NVIDIA
-alone, since memory of AMD's MI300 series moves four words a clock and not two. Imports nothing of
-forge.
+alone, since memory of AMD's MI300 series moves four words a clock and not two.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
+
+from forge.config.schema import JudgeTable
+from forge.errors import ConfigError
 
 Arch: TypeAlias = int | str
 """Architecture as Triton's target has it: 90, gfx942."""
@@ -79,3 +85,33 @@ def find_card(name: str) -> CardPeaks | None:
     if not SLOWER.isdisjoint(words):
         return None
     return next((card for short, card in CARDS.items() if short in words), None)
+
+
+CHILD = "forge.evalpool.judge.compiler.child"
+"""Triton itself knows only by compiling, so a child does that once for a target."""
+TIMEOUT_S = 60.0
+
+
+def require_target(target: str, *, key: str = "judge.target") -> None:
+    """Raises ConfigError if the installed Triton cannot compile for a target."""
+    # Every supported Triton compiles for the default.
+    if target != JudgeTable().target and (fault := _fault(target)):
+        archs = FLOPS_PER_CLOCK
+        known = ", ".join(f"cuda:{a}" if isinstance(a, int) else f"hip:{a}" for a in archs)
+        raise ConfigError(
+            f'{key}: found "{target}", and the installed Triton cannot compile for it ({fault}); '
+            f"allowed are those that it can, such as {known}"
+        )
+
+
+@cache
+def _fault(target: str) -> str:
+    command = (sys.executable, "-m", CHILD, target)
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done within {TIMEOUT_S:g} s"
+    lines = child.stdout.strip().splitlines()
+    return "" if child.returncode == 0 else lines[-1] if lines else f"exit {child.returncode}"

@@ -287,10 +287,8 @@ raise Answer(n)
 
 
 def test_children_that_the_kernel_counts_together_have_room_together() -> None:
-    alone = enter.ChildLimits(uid=7, memory_bytes=None, num_siblings=16)
-    together = enter.ChildLimits(uid=None, memory_bytes=None, num_siblings=16)
-    assert enter.max_processes(alone) == enter.MAX_PROCESSES
-    assert enter.max_processes(together) == 16 * enter.MAX_PROCESSES
+    assert enter.max_processes(uid=7, num_siblings=16) == enter.MAX_PROCESSES
+    assert enter.max_processes(uid=None, num_siblings=16) == 16 * enter.MAX_PROCESSES
 
 
 def test_memory_is_bounded(bench: Any) -> None:

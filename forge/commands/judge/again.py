@@ -26,8 +26,8 @@ from forge.commands.counter import open_counter
 from forge.config.load import load_experiment
 from forge.data.problems import load_problems
 from forge.errors import ConfigError, MachineError
+from forge.evalpool.cards import require_target
 from forge.evalpool.pool import open_private_pool
-from forge.evalpool.targets import require_target
 from forge.records import Status, Verdict
 from forge.records.problem import ReferenceModule
 from forge.records.run import JudgedAgain, Judging

@@ -18,8 +18,8 @@ from forge.data.prompts.prompt_set import make_prompts
 from forge.data.sources.splitting import digest_of
 from forge.data.template import KEY, absent_template, text_of, try_template
 from forge.errors import ConfigError, MachineError
+from forge.evalpool.cards import require_target
 from forge.evalpool.site_packages import require_installed
-from forge.evalpool.targets import require_target
 from forge.records import Message, Problem, Split
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.placement import needs_serving, num_ranks, turns_played, turns_trained

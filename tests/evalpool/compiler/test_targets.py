@@ -8,10 +8,10 @@ from forge.adapters.settings import JudgeSettings
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.evalpool import targets
+from forge.evalpool.cards import require_target
 from forge.evalpool.judge.compiler.binary import Binary
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.trial.cpu_trial import assumed_target
-from forge.evalpool.targets import require_target
 from forge.runner.plan.plan import plan
 from tests.evalpool.capture.capturing import HEADER, captured
 

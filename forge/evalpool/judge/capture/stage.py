@@ -1,29 +1,236 @@
-"""Shared by all captures of a process: the mode of fake tensors, the driver, the compiler.
+"""The process as a place for captures: mode of fake tensors, Triton's active driver and compiler,
+what torch and Triton answer. Launches become nodes, kernels TTIR.
 
 Made once, in the zygote before any fork; each child begins its capture with the request's card.
+`triton.compile` is replaced, so that a `JITFunction`, an autotuner and code that calls the compiler
+itself all end here. Nothing is compiled to a binary.
 """
 
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import triton
+import triton.compiler
+import triton.compiler.compiler
 import triton.testing
 from torch._subclasses.fake_tensor import FakeTensor
+from triton.backends.driver import DriverBase
+from triton.compiler.compiler import ASTSource
+from triton.runtime import _allocation
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.capture.failures import Unsupported
-from forge.evalpool.judge.capture.launches import CaptureDriver, Compiler
+from forge.evalpool.judge.capture.lowering import Lowering
 from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
-from forge.evalpool.judge.capture.pretence.card import deep_copy, shallow_copy
 from forge.evalpool.judge.capture.tuning import patches
+from forge.evalpool.judge.program import limits
+from forge.evalpool.judge.program.format import (
+    Descriptor,
+    Kernel,
+    Launch,
+    LaunchArgument,
+    TensorUse,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forge.evalpool.judge.capture.pretence.card import Card
     from forge.evalpool.judge.capture.recorder import Recorder
     from forge.evalpool.judge.capture.tuning import Tuning
+
+
+class CaptureDriver(DriverBase):
+    """Answers as the driver of the target's card."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.utils = SimpleNamespace(get_device_properties=lambda device: card.triton_properties())
+        self.get_device_capability = lambda device=0: card.capability
+
+    @classmethod
+    def is_active(cls) -> Any:
+        return True
+
+    def get_current_target(self) -> Any:
+        return self.card.triton_target()
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        return torch.device("cuda", 0)
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty  # no launcher is compiled here
+
+    def get_benchmarker(self) -> Any:
+        return triton.testing.do_bench  # which the capture refuses
+
+
+class CapturedKernel:
+    """Stands for Triton's CompiledKernel."""
+
+    def __init__(self, source: Any, kernel: Kernel, recorder: Recorder) -> None:
+        self.src = source
+        self.name = kernel.name
+        self.function = self
+        self.packed_metadata = ()
+        self.number = recorder.kernel(kernel)
+        self._recorder = recorder
+        self._is_allocating = "tt.make_tensor_descriptor" in kernel.ttir
+        """True if its launches need memory for descriptors, which the host must allocate."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises Unsupported: nothing is compiled here, and a verdict holds for any compiler."""
+        raise Unsupported(f"{name} of a compiled kernel: choose the grid without it")
+
+    def result(self) -> CapturedKernel:
+        """Result of a compilation in the background: done at once."""
+        return self
+
+    def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> None:
+        """None: no hook of a launch is called."""
+
+    def run(self, x: Any, y: Any, z: Any, *rest: Any) -> None:
+        """Triton's launcher: before the arguments come the stream, the function, the metadata of
+        kernel and launch, and two hooks. Records a launch; an empty grid launches nothing, and a
+        float is no size, as in Triton."""
+        args, sizes = rest[6:], [operator.index(size) for size in (x, y, z)]
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"grid {tuple(sizes)}: no size may be negative")
+        if any(size > limit for size, limit in zip(sizes, limits.MAX_GRID, strict=True)):
+            most = limits.MAX_GRID
+            error = f"Triton Error [CUDA]: invalid argument: a card launches grids up to {most}"
+            raise RuntimeError(f"{error}, not {tuple(sizes)}")
+        pairs = zip(self._kinds(len(args)), args, strict=True)
+        found = tuple(one for kind, arg in pairs for one in self._argument(kind, arg))
+        if 0 in sizes:
+            return
+        if self._is_allocating and _allocation._allocator.get() is _allocation._NULL_ALLOCATOR:
+            _allocation._NULL_ALLOCATOR(0, 0, None)  # raises what Triton's launcher would
+        recorder = self._recorder
+        node = Launch(
+            kernel=self.number,
+            grid=(sizes[0], sizes[1], sizes[2]),
+            arguments=found,
+            line=recorder.line(),
+        )
+        recorder.add(node)
+
+    def _kinds(self, count: int) -> list[Any]:
+        """Types of the arguments of a launch, which may leave out those declared constant."""
+        kinds = list(self.src.signature.values())
+        if len(kinds) == count:
+            return kinds
+        pairs = zip(kinds, self.src.fn.params, strict=True)
+        kinds = [kind for kind, parameter in pairs if not parameter.is_constexpr]
+        if len(kinds) != count:
+            raise TypeError(f"{self.name} takes {len(kinds)} arguments, not {count}")
+        return kinds
+
+    def _argument(self, kind: Any, value: Any) -> Iterator[LaunchArgument]:
+        if isinstance(kind, tuple | list):
+            for one_kind, one in zip(kind, value, strict=True):
+                yield from self._argument(one_kind, one)
+        elif kind == "constexpr":
+            return
+        elif kind.startswith("tensordesc"):
+            yield from _descriptor(self._recorder, value)
+        elif kind.startswith("*"):
+            yield _pointer(self._recorder, value)
+        else:
+            yield _number(kind, value)
+
+
+def _pointer(recorder: Recorder, value: Any) -> TensorUse:
+    value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
+    if isinstance(value, FakeTensor):
+        return TensorUse(tensor=recorder.tensor(value))
+    if isinstance(value, torch.Tensor):
+        raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+    raise Unsupported(f"a {type(value).__name__} as a pointer: pass a tensor")
+
+
+def _number(kind: str, value: Any) -> LaunchArgument:
+    if hasattr(value, "item") and not isinstance(value, torch.Tensor):
+        value = value.item()  # NumPy's scalars
+    if kind.startswith(("fp", "bf", "f")):
+        return float(value)
+    return int(value)
+
+
+def _descriptor(recorder: Recorder, value: Any) -> Iterator[LaunchArgument]:
+    if not isinstance(value, TensorDescriptor):
+        raise Unsupported(f"a {type(value).__name__} as a tensor descriptor")
+    shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.strides))
+    yield Descriptor(
+        tensor=_pointer(recorder, value.base).tensor,
+        shape=shape,
+        strides=strides,
+        block_shape=tuple(map(int, value.block_shape)),
+        padding=getattr(value, "padding", "zero"),
+    )
+    yield from shape
+    yield from strides
+
+
+class Compiler:
+    """Takes the place of `triton.compile`. `recorder` is that of the current capture."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self._original = triton.compiler.compiler.compile
+        modules: list[Any] = list(sys.modules.values())
+        self._holders = [
+            module
+            for module in modules
+            if getattr(module, "__dict__", {}).get("compile") is self._original  # some are None
+        ]
+        """Modules that name the compiler; those imported during a capture take ours from them."""
+        self._driver: Any = None
+        self.lowering = Lowering()
+
+    def __call__(
+        self, src: Any, target: Any = None, options: Any = None, **_: Any
+    ) -> CapturedKernel:
+        """The kernel of a source, compiled to TTIR. Raises RuntimeError outside of a capture."""
+        if self.recorder is None:
+            raise RuntimeError("a kernel is launched outside of a capture")
+        if not isinstance(src, ASTSource):
+            raise Unsupported("a kernel as text of Triton's IR: write it in Triton's language")
+        if target is None:
+            target = triton.runtime.driver.active.get_current_target()
+        kernel = self.lowering.lower(src, target, options, file=self.recorder.file)
+        return CapturedKernel(src, kernel, self.recorder)
+
+    def begin(self, recorder: Recorder, driver: CaptureDriver) -> None:
+        """Takes the place of the compiler and the driver of this process."""
+        self.recorder = recorder
+        self._driver = triton.runtime.driver._active
+        triton.runtime.driver.set_active(driver)
+        self._replace(self)
+
+    def end(self) -> None:
+        """Gives their places back."""
+        if self.recorder is not None:
+            self.recorder = None
+            triton.runtime.driver._active = self._driver
+            self._replace(self._original)
+
+    def _replace(self, new: Any) -> None:
+        for module in self._holders:
+            module.compile = new
 
 
 CPP = "cpp_extension"
@@ -83,8 +290,8 @@ class Stage:
         cards.ensure_device_guard()
         self._pretence.begin(card)
         self._pretence.set(FakeTensor, "data_ptr", lambda tensor: recorder.address(tensor))
-        self._pretence.set(FakeTensor, "__copy__", shallow_copy)
-        self._pretence.set(FakeTensor, "__deepcopy__", deep_copy)
+        self._pretence.set(FakeTensor, "__copy__", cards.shallow_copy)
+        self._pretence.set(FakeTensor, "__deepcopy__", cards.deep_copy)
         self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.fetch(tensor).tolist())
         if is_pure:
             self._pretence.set(FakeTensor, "__hash__", lambda tensor: _hash(tensor, recorder.file))

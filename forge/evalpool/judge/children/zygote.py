@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.sandbox import enter, linux, processes, proof, root
-from forge.evalpool.judge.sandbox.enter import ChildLimits, Isolation, Surroundings
+from forge.evalpool.judge.sandbox.enter import Isolation, Surroundings
 from forge.process.lease import collector_paused
 
 if TYPE_CHECKING:
@@ -143,14 +143,9 @@ class Zygote:
         if self.around.own_pid_namespace is not None:
             os.close(self.around.own_pid_namespace)
         gc.disable()
-        limits = ChildLimits(
-            uid=body["uid"],
-            memory_bytes=body["memory_bytes"],
-            cores=tuple(body["cores"]),
-            num_siblings=body["num_siblings"],
-        )
-        enter.enter_child_sandbox(self.around, limits, role=body["role"], scratch=scratch)
-        for name, text in body["home_files"].items():
+        home_files = body.pop("home_files")
+        enter.enter_child_sandbox(self.around, scratch=scratch, **body)
+        for name, text in home_files.items():
             path = Path(os.environ["HOME"], name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

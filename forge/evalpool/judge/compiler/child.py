@@ -1,7 +1,7 @@
 """Compiles one kernel in the sandbox and ends. Forked by the zygote; the text may be hostile.
 
 `python -m forge.evalpool.judge.compiler.child hip:gfx942` compiles a small kernel of our own, for
-`forge.evalpool.targets`: exit 0 if Triton can compile for the target, else 1 and the reason in a
+`forge.evalpool.cards`: exit 0 if Triton can compile for the target, else 1 and the reason in a
 line. Triton accepts any name of an architecture, and the compiler may abort on it.
 
     judge ── CALL + memory (text, then room for the binary) ─▶ check, compile ── DONE | FAILED ──▶

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.sandbox import landlock, linux, root, seccomp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 SCRATCH_BYTES = 64 << 20
@@ -103,21 +103,6 @@ class Isolation(StrEnum):
     def has_namespaces(self) -> bool:
         """True if children have namespaces of their own."""
         return self is Isolation.NAMESPACES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildLimits:
-    """Limits of one child."""
-
-    uid: int | None
-    """User id of its own; None unless the judge runs as root."""
-    memory_bytes: int | None
-    """Address space beyond the mapped one; None on a GPU, where CUDA reserves more than there is
-    memory."""
-    cores: tuple[int, ...] = ()
-    """The only cores that it and its own children may run on; none for all."""
-    num_siblings: int = 1
-    """Number of concurrent children, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,9 +174,20 @@ def mount_proc(at: str = "") -> None:
 
 
 def enter_child_sandbox(
-    around: Surroundings, limits: ChildLimits, *, role: str, scratch: str
+    around: Surroundings,
+    *,
+    role: str,
+    scratch: str,
+    uid: int | None,
+    memory_bytes: int | None,
+    cores: Sequence[int],
+    num_siblings: int,
 ) -> None:
     """Enters the sandbox in a freshly forked child (pid 1 of its namespace).
+
+    It may run on these cores, all if there are none, with so much address space beyond the mapped
+    one; on a GPU `memory_bytes` is None, since CUDA reserves more than there is memory. It has a
+    user id of its own if the judge runs as root. Of as many siblings it is one.
 
     Promise: returns only if each step succeeded; the judge also inspects the result from outside.
     """
@@ -213,13 +209,24 @@ def enter_child_sandbox(
     os.write(score, str(OOM_SCORE).encode())
     os.close(score)
     os.close(around.proc)
-    _limit(limits, around)
-    kept = kept_capabilities(isolation, uid=limits.uid)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    if memory_bytes is not None:
+        _set_limit(resource.RLIMIT_AS, around.mapped_bytes + memory_bytes)
+    num_processes = max_processes(uid=uid, num_siblings=num_siblings)
+    if uid is None and not isolation.has_namespaces:
+        # The kernel counts this user's processes and threads, at most all of the machine, with us.
+        num_processes += int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
+    _set_limit(resource.RLIMIT_NPROC, num_processes)
+    _set_limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
+    _set_limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    _set_limit(resource.RLIMIT_CORE, 0)
+    kept = kept_capabilities(isolation, uid=uid)
     linux.drop_bounding_set(kept=kept)
-    if limits.uid is not None:
+    if uid is not None:
         if kept:
-            os.chown(scratch, limits.uid, limits.uid)
-        linux.take_uid(limits.uid)
+            os.chown(scratch, uid, uid)
+        linux.take_uid(uid)
     linux.prctl(linux.PR_SET_PDEATHSIG, 9)
     linux.drop_capabilities(kept=kept)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
@@ -259,25 +266,6 @@ def _enter_child_namespaces(plan: root.RootPlan, *, is_gpu: bool) -> None:
     root.mount_scratch(plan, flags=flags, data=options)
 
 
-def _limit(limits: ChildLimits, around: Surroundings) -> None:
-    if limits.cores:
-        os.sched_setaffinity(0, limits.cores)
-    if limits.memory_bytes is not None:
-        address_space = around.mapped_bytes + limits.memory_bytes
-        _set_limit(resource.RLIMIT_AS, address_space)
-    num_processes = max_processes(limits)
-    if limits.uid is None and not around.isolation.has_namespaces:
-        # The kernel counts this user's processes and threads, at most all of the machine, with us.
-        num_processes += int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
-    for kind, value in (
-        (resource.RLIMIT_NPROC, num_processes),
-        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _set_limit(kind, value)
-
-
 def _set_limit(kind: int, value: int) -> None:
     """Raises LimitTooLow if the inherited limit is lower than a child needs."""
     try:
@@ -288,9 +276,9 @@ def _set_limit(kind: int, value: int) -> None:
         raise LimitTooLow(message) from error
 
 
-def max_processes(limits: ChildLimits) -> int:
+def max_processes(*, uid: int | None, num_siblings: int) -> int:
     """Limit of the processes that the kernel counts together with a child."""
-    return MAX_PROCESSES * (limits.num_siblings if limits.uid is None else 1)
+    return MAX_PROCESSES * (num_siblings if uid is None else 1)
 
 
 # --- levels
