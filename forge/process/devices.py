@@ -29,10 +29,8 @@ VULKAN = "GGML_VK_VISIBLE_DEVICES"
 AMD_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 VISIBILITY_VARIABLES = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", VULKAN, *AMD_VARIABLES}
 BLOCKING_VARIABLES = {
-    "CUDA_LAUNCH_BLOCKING",
-    "HIP_LAUNCH_BLOCKING",
-    "AMD_SERIALIZE_KERNEL",
-    "AMD_SERIALIZE_COPY",
+    *("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING"),
+    *("AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY"),
 }
 """Each makes a kernel launch block, which spoils measured times. Children never get them."""
 
@@ -92,9 +90,8 @@ def inventory() -> tuple[Gpu, ...]:
 def hidden_gpus() -> str:
     """The reason why GPUs are missing from the inventory, for people; empty if none is."""
     nvidia = _nvidia_gpus()
-    if cut := [str(gpu.index) for gpu in nvidia if gpu.is_cut]:
-        listed = ", ".join(cut)
-        return f"GPU {listed} is split into MIG slices; forge uses whole GPUs: nvidia-smi -mig 0"
+    if cut := ", ".join(str(gpu.index) for gpu in nvidia if gpu.is_cut):
+        return f"GPU {cut} is split into MIG slices; forge uses whole GPUs: nvidia-smi -mig 0"
     name = "CUDA_VISIBLE_DEVICES" if nvidia else _amd_variable()
     return why_hidden(nvidia or amd_gpus(), os.environ.get(name), variable=name)
 
@@ -174,19 +171,18 @@ def _nvidia_gpus() -> list[Gpu]:
     return [gpu for gpu in found if gpu is not None]
 
 
-def nvidia_driver() -> tuple[str, str]:
-    """Version of NVIDIA's driver, and the error of its library; both are empty without a driver."""
+def nvidia_fault() -> str:
+    """The error of the library of NVIDIA's driver; empty for none, and without a driver."""
     if not _has_nvidia_driver():
-        return "", ""
+        return ""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return "", str(error)
-    return version, ""
+        return str(error)
+    return ""
 
 
 def _has_nvidia_driver() -> bool:
@@ -230,12 +226,9 @@ def amd_gpus() -> list[Gpu]:
         logger.warning("there is an AMD GPU, but amdsmi is not installed")
         return []
     amdsmi.amdsmi_init()
-    try:
-        handles = amdsmi.amdsmi_get_processor_handles()
-        gpus = [_amd_gpu(amdsmi, handle) for handle in handles]
-        return sorted(gpus, key=lambda gpu: gpu.index)
-    finally:
-        amdsmi.amdsmi_shut_down()
+    gpus = [_amd_gpu(amdsmi, handle) for handle in amdsmi.amdsmi_get_processor_handles()]
+    amdsmi.amdsmi_shut_down()
+    return sorted(gpus, key=lambda gpu: gpu.index)
 
 
 def _amd_gpu(amdsmi, handle) -> Gpu:

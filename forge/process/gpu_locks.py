@@ -2,11 +2,10 @@
 """Locks of GPUs across processes and runs: the claim of a run, and leases for work on a GPU.
 
 A claim lasts for a run: a second run gets an error that names the first one, not the error of CUDA.
-A lease is a reader-writer lock: timing a kernel is exclusive. The writer is timing; readers are all
-other work on a GPU (correctness runs, context creation, engine steps, micro-batches). The kernel
-frees the files under flock of a dead holder. A writer holds `gate` while it waits for `use` to
-drain, so that new readers queue after it: with one file per GPU, as in the fasteners package,
-readers would starve a writer.
+A lease is a reader-writer lock: timing a kernel is exclusive, and readers are all other work on a
+GPU (correctness runs, context creation, engine steps, micro-batches). The kernel frees the files
+under flock of a dead holder. A writer holds `gate` while it waits for `use` to drain, so that new
+readers queue after it: with one file per GPU readers would starve a writer.
 
     reader: gate shared ─▶ use shared ─▶ gate freed ─▶ … ─▶ use freed
     writer: gate exclusive ─▶ use exclusive ─▶ … ─▶ both freed
@@ -139,10 +138,7 @@ def _locked(fd: int, kind: int) -> bool:
 def card_turns(uuids: Sequence[str]) -> Callable[[], AbstractContextManager[None]]:
     """A factory of contexts, one for each step of an engine; inside, the engine is a reader of all
     these GPUs, so that its work and a judge's timing never overlap. Work on the GPU must be done
-    when a context ends. Without names it costs nothing.
-
-    Raises MachineError if a GPU's lock files cannot be opened; entering a context raises Stalled.
-    """
+    when a context ends. Raises MachineError if a lock file cannot be opened; a context, Stalled."""
     if not uuids:
         return nullcontext
     # In one order everywhere: two processes that share two cards must not wait for each other.
@@ -204,16 +200,15 @@ def claim(
 
 def claimed(gpus: Iterable[Gpu], *, folder: Path = FOLDER) -> frozenset[str]:
     """UUIDs of the GPUs that runs of this machine hold now; empty if the kernel's list of locks is
-    unreadable.
-
-    Trying the locks instead could make another run's claim fail.
-    """
-    try:
+    unreadable. Trying the locks instead could make another run's claim fail."""
+    found: set[str] = set()
+    with suppress(OSError):
         held = set(LOCKED_INODE.findall(LOCKS.read_text()))
-    except OSError:
-        return frozenset()
-    files = {gpu.uuid: file_of(gpu.uuid, "claim", folder=folder) for gpu in gpus}
-    return frozenset(uuid for uuid, file in files.items() if _inode(file) in held)
+        for gpu in gpus:
+            with suppress(OSError):
+                inode = file_of(gpu.uuid, "claim", folder=folder).lstat().st_ino
+                found |= {gpu.uuid} if str(inode) in held else set()
+    return frozenset(found)
 
 
 def holders(gpus: Iterable[Gpu], *, folder: Path = FOLDER) -> dict[str, str]:
@@ -223,13 +218,6 @@ def holders(gpus: Iterable[Gpu], *, folder: Path = FOLDER) -> dict[str, str]:
         with suppress(MachineError), opened(file_of(uuid, "claim", folder=folder)) as fd:
             found[uuid] = _holder(fd)
     return found
-
-
-def _inode(file: Path) -> str:
-    try:
-        return str(file.lstat().st_ino)
-    except OSError:
-        return ""
 
 
 def _take(stack: ExitStack, gpus: Sequence[Gpu], folder: Path, kind: int) -> list[int] | str:

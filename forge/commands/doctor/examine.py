@@ -55,7 +55,7 @@ from forge.commands.doctor.probe import (
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError
 from forge.evalpool.judge.sandbox.enter import advice, read_sysctls
-from forge.process.devices import Gpu, Vendor, nvidia_driver
+from forge.process.devices import Gpu, Vendor, nvidia_fault
 from forge.process.gpu_locks import holders
 from forge.process.machine import cpu_quota, max_tasks
 from forge.process.sockets import open_socket_dir
@@ -302,7 +302,7 @@ def read_host(machine: Machine, store_dir: Path) -> HostFacts:
     room = os.statvfs(shm) if os.access(shm, os.W_OK) else None
     return HostFacts(
         gpus=machine.gpus,
-        nvml_fault=nvidia_driver()[1],
+        nvml_fault=nvidia_fault(),
         compiler=shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
         num_files=_soft(resource.RLIMIT_NOFILE),
         num_tasks=_soft(resource.RLIMIT_NPROC),

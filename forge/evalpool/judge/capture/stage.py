@@ -185,54 +185,6 @@ def _descriptor(recorder: Recorder, value: Any) -> Iterator[LaunchArgument]:
     yield from strides
 
 
-class Compiler:
-    """Takes the place of `triton.compile`. `recorder` is that of the current capture."""
-
-    def __init__(self) -> None:
-        self.recorder: Recorder | None = None
-        self._original = triton.compiler.compiler.compile
-        modules: list[Any] = list(sys.modules.values())
-        self._holders = [
-            module
-            for module in modules
-            if getattr(module, "__dict__", {}).get("compile") is self._original  # some are None
-        ]
-        """Modules that name the compiler; those imported during a capture take ours from them."""
-        self._driver: Any = None
-        self.lowering = Lowering()
-
-    def __call__(
-        self, src: Any, target: Any = None, options: Any = None, **_: Any
-    ) -> CapturedKernel:
-        """The kernel of a source, compiled to TTIR. Raises RuntimeError outside of a capture."""
-        if self.recorder is None:
-            raise RuntimeError("a kernel is launched outside of a capture")
-        if not isinstance(src, ASTSource):
-            raise Unsupported("a kernel as text of Triton's IR: write it in Triton's language")
-        if target is None:
-            target = triton.runtime.driver.active.get_current_target()
-        kernel = self.lowering.lower(src, target, options, file=self.recorder.file)
-        return CapturedKernel(src, kernel, self.recorder)
-
-    def begin(self, recorder: Recorder, driver: CaptureDriver) -> None:
-        """Takes the place of the compiler and the driver of this process."""
-        self.recorder = recorder
-        self._driver = triton.runtime.driver._active
-        triton.runtime.driver.set_active(driver)
-        self._replace(self)
-
-    def end(self) -> None:
-        """Gives their places back."""
-        if self.recorder is not None:
-            self.recorder = None
-            triton.runtime.driver._active = self._driver
-            self._replace(self._original)
-
-    def _replace(self, new: Any) -> None:
-        for module in self._holders:
-            module.compile = new
-
-
 CPP = "cpp_extension"
 """Module of torch that compiles C++ and CUDA C++, with the compilers of this machine."""
 CPP_WORDS = "CUDA C++ is not judged; write a Triton kernel"
@@ -247,12 +199,6 @@ STREAM_WORDS = (
 )
 KEY_WORDS = "a tensor is a key, or in a set: which tensors are the same is the caller's"
 TIME_WORDS = "do_bench: no kernel runs while host code does; let @triton.autotune choose"
-
-
-def _hash(tensor: object, file: str) -> int:
-    if sys._getframe(2).f_code.co_filename == file:
-        raise Unsupported(KEY_WORDS)
-    return id(tensor)
 
 
 def refusing(words: str) -> Any:
@@ -271,8 +217,13 @@ class Stage:
 
     def __init__(self) -> None:
         self.fake: Any = cards.make_fake_mode()
-        self.compiler = Compiler()
+        self.lowering = Lowering()
+        self._recorder: Recorder | None = None
         self._pretence = cards.Pretence()
+        compiler, modules = triton.compiler.compiler.compile, list(sys.modules.values())
+        named = ((one, getattr(one, "__dict__", {})) for one in modules)  # some are None
+        self._holders = [one for one, names in named if names.get("compile") is compiler]
+        """Modules that name the compiler; those imported during a capture take ours from them."""
 
     @classmethod
     def get(cls) -> Stage:
@@ -293,15 +244,38 @@ class Stage:
         self._pretence.set(FakeTensor, "__copy__", cards.shallow_copy)
         self._pretence.set(FakeTensor, "__deepcopy__", cards.deep_copy)
         self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.fetch(tensor).tolist())
+
+        def key(tensor: object) -> int:
+            if sys._getframe(1).f_code.co_filename == recorder.file:
+                raise Unsupported(KEY_WORDS)
+            return id(tensor)
+
         if is_pure:
-            self._pretence.set(FakeTensor, "__hash__", lambda tensor: _hash(tensor, recorder.file))
+            self._pretence.set(FakeTensor, "__hash__", key)
         for name in STREAMS:
             self._pretence.set(torch.cuda, name, refusing(STREAM_WORDS))
         for name in ("do_bench", "do_bench_cudagraph"):
             self._pretence.set(triton.testing, name, refusing(TIME_WORDS))
         for owner, name, value in patches(tuning):
             self._pretence.set(owner, name, value)
-        self.compiler.begin(recorder, CaptureDriver(card))
+        for module in self._holders:
+            self._pretence.set(module, "compile", self.compile)
+        self._pretence.set(triton.runtime.driver, "_active", CaptureDriver(card))
+        self._recorder = recorder
+
+    def compile(
+        self, src: Any, target: Any = None, options: Any = None, **_: Any
+    ) -> CapturedKernel:
+        """Takes the place of `triton.compile`: the kernel of a source, as TTIR. Raises RuntimeError
+        outside of a capture."""
+        if self._recorder is None:
+            raise RuntimeError("a kernel is launched outside of a capture")
+        if not isinstance(src, ASTSource):
+            raise Unsupported("a kernel as text of Triton's IR: write it in Triton's language")
+        if target is None:
+            target = triton.runtime.driver.active.get_current_target()
+        kernel = self.lowering.lower(src, target, options, file=self._recorder.file)
+        return CapturedKernel(src, kernel, self._recorder)
 
     def prepare_for(self, code: str) -> None:
         """Makes ready what a source names and few others need."""
@@ -316,4 +290,4 @@ class Stage:
         """Torch and Triton answer as they did before."""
         self._pretence.undo()
         torch._C._set_only_lift_cpu_tensors(False)
-        self.compiler.end()
+        self._recorder = None

@@ -86,4 +86,4 @@ def warm_up() -> None:
     with tempfile.TemporaryDirectory() as folder:
         session.capture(request, CODE, file=str(Path(folder) / "candidate.py"))
     Stage.get().end()
-    Stage.get().compiler.lowering.make_ahead(Card().triton_target())
+    Stage.get().lowering.make_ahead(Card().triton_target())
