@@ -193,11 +193,7 @@ class Pool:
         outputs: bool = False,
     ) -> Verdict:
         """The verdict on a candidate, which has to be correct at every shape of the problem; the
-        options are those of `JudgeOptions`.
-
-        Raises:
-            Stalled: no judge was up for `seating.NO_JUDGE_TIMEOUT_S`.
-        """
+        options are those of `JudgeOptions`. Raises Stalled if no judge was up for a while."""
         options = JudgeOptions(
             timing=timing and self._table.timing, profile=profile, program=program, outputs=outputs
         )
@@ -270,14 +266,9 @@ class Pool:
         return sum(min(seat.capacity, MAX_EXAMINED) for seat in self.seating.seats)
 
     async def examine(self, problem: ReferenceModule) -> Examination:
-        """Examines whether a problem can be judged and trained on.
-
-        Each shape is examined, up to the first at which it cannot be judged. A problem that two
-        judges in a row give no answer to is flagged.
-
-        Raises:
-            MachineError: no judge is available.
-        """
+        """Examines whether a problem can be judged and trained on: each shape, up to the first at
+        which it cannot be judged. One that two judges in a row give no answer to is flagged. Raises
+        MachineError if no judge is available."""
         try:
             shapes = await self._shapes.list_shapes(problem)
         except ShapesUnknown as error:
@@ -440,14 +431,9 @@ async def open_pool(
     harvests: str = "",
 ) -> AsyncGenerator[Pool]:
     """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`,
-    or one for each of `elsewhere`.
-
-    Yields when all are ready; on exit ends every process that it started.
-
-    Args:
-        elsewhere: opens a judge on another machine under the name of its seat. Those that raise
-            NoRoom may come later, if at least one is up.
-        harvests: `problems` or `answers`: judges of this machine do the work of a harvest, too.
+    or one for each of `elsewhere`, of which those that raise NoRoom may come later. For `harvests`
+    (`problems` or `answers`) judges of this machine do the work of a harvest, too. Yields when all
+    are ready; on exit ends every process that it started.
 
     Raises:
         MachineError: this machine has no usable sandbox, a URL does not answer, or no other machine
@@ -507,15 +493,9 @@ DOUBTED = frozenset({Flag.OUT_OF_MEMORY, Flag.SLOW})
 async def examine_all(
     pool: Pool, problems: Sequence[ReferenceModule], *, done: Callable[[], None]
 ) -> list[Examination]:
-    """Examines problems in a pool, several at a time. Where problems share a card, those that may
-    have lacked memory or time for it are examined again, each alone on a card.
-
-    Args:
-        done: called after the first examination of each.
-
-    Returns:
-        One examination a problem, in the order of `problems`.
-    """
+    """Examines problems in a pool, several at a time, and calls `done` after each. Where problems
+    share a card, those that may have lacked memory or time for it are examined again, each alone on
+    a card. Returns one examination a problem, in their order."""
     found: dict[int, Examination] = {}
 
     async def examine(index: int, limiter: anyio.CapacityLimiter) -> None:

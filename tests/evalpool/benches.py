@@ -28,6 +28,11 @@ from forge.records.verdict import JudgeOptions, Verdict
 TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
 GPU_TABLE = JudgeTable(compile_timeout_s=10.0, correct_timeout_s=10.0, timing_timeout_s=10.0)
 ROOT = Path(__file__).parents[2]
+DRAWN: dict[str, Any] = {
+    "entry_point": "Model", "precision": "fp32", "num_sets": 2, "device": "cpu", "tf32": False,
+    "tf32_products": False, "max_bytes": 1 << 28, "plain": False, "moved": True,
+}  # fmt: skip
+"""Request of a draw, without its source."""
 SLIPS = ("NameError", "SyntaxError", "AttributeError", "TypeError", "IndentationError")
 
 RELU = """
@@ -170,18 +175,10 @@ class GpuBench(Bench):
         """Runs Python in an oracle, for the caller to end: it has the card's files."""
         child = self.card_spawner.spawn(role="oracle")
         body = {
-            "source": f"class Answer(Exception): pass\n{code}",
-            "entry_point": "Model",
-            "precision": "fp32",
-            "num_sets": 1,
-            "device": "cuda",
-            "tf32": True,
-            "tf32_products": True,
-            "max_bytes": 1 << 30,
-            "memory_share": 0.1,
-            "plain": True,
-            "moved": True,
-        }
+            **DRAWN, "source": f"class Answer(Exception): pass\n{code}", "num_sets": 1,
+            "device": "cuda", "tf32": True, "tf32_products": True, "max_bytes": 1 << 30,
+            "memory_share": 0.1, "plain": True,
+        }  # fmt: skip
         frames.send(child.sock, Kind.PROBLEM, body)
         return child
 

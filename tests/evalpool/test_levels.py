@@ -238,60 +238,52 @@ time.sleep(60)
 """
 
 
+@contextmanager
+def hungry(who: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", HUNGRY, who]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_processes_within_their_limits_that_hold_too_much_together_are_killed() -> None:
     limited = caps.Caps(caps.CapsKind.RLIMIT, memory_bytes=300 << 20)
-    alone = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
-    process = subprocess.Popen([sys.executable, "-c", HUNGRY, "child"])
-    try:
+    with hungry("itself") as alone, hungry("child") as process:
         for one in (alone, process):
             limited.enclose(one.pid)
         assert process.wait(timeout=30) == -signal.SIGKILL
         assert limited.release(process.pid)
         assert alone.poll() is None
         assert not limited.release(alone.pid)
-    finally:
-        for one in (alone, process):
-            one.kill()
-            one.wait()
 
 
 def test_a_process_is_no_other_of_its_pid() -> None:
     """A child that ended with its zygote is released late: its pid may be a stranger's."""
     watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=1 << 20)
-    process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
-    try:
+    with hungry("itself") as process:
         with watch._lock:
             watch._at_start[process.pid], watch._began[process.pid] = 0, 1
         wait_until(lambda: not watch._at_start)
         assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.parametrize("who", ["itself", "child"])
 def test_who_holds_too_much_shared_memory_is_killed_by_the_watch(who: str) -> None:
     watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=128 << 20)
-    process = subprocess.Popen([sys.executable, "-c", HUNGRY, who])
-    try:
+    with hungry(who) as process:
         watch.enclose(process.pid)
         assert process.wait(timeout=30) == -signal.SIGKILL
-    finally:
         watch.release(process.pid)
-        process.kill()
 
 
 def test_who_holds_little_is_left_alone_by_the_watch() -> None:
     watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=1 << 30)
-    process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
-    try:
+    with hungry("itself") as process:
         watch.enclose(process.pid)
         wait_until(lambda: caps.held_bytes(process.pid) > 256 << 20)
         watch._sample()
         assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_process_may_name_itself_as_it_likes_and_is_watched() -> None:
@@ -309,11 +301,8 @@ def test_the_watch_goes_on_after_a_sample_that_failed(monkeypatch: pytest.Monkey
     tables = iter(())
     monkeypatch.setattr(processes, "read_table", lambda: next(tables))
     watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=128 << 20)
-    process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
-    try:
+    with hungry("itself") as process:
         watch.enclose(process.pid)
         time.sleep(4 * caps.SAMPLE_S)
         monkeypatch.undo()
         assert process.wait(timeout=30) == -signal.SIGKILL
-    finally:
-        process.kill()

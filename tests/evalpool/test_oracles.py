@@ -17,7 +17,7 @@ from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, Zygote
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial.draws import parse_specs
 from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory, is_contained
-from tests.evalpool.benches import RELU, make_problem
+from tests.evalpool.benches import DRAWN, RELU, make_problem
 
 CONTAINED = make_problem(RELU)
 OPEN = make_problem(RELU + "torch.set_num_threads(1)\n")
@@ -168,18 +168,7 @@ def test_an_oracle_that_its_memory_limit_killed_is_reported_as_such(zygote: Zygo
 
 def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
     """The layout that a real oracle makes for a problem, up to the end of its draw."""
-    body = {
-        "source": source,
-        "entry_point": "Model",
-        "precision": "fp32",
-        "num_sets": 2,
-        "device": "cpu",
-        "tf32": False,
-        "tf32_products": False,
-        "max_bytes": 1 << 28,
-        "plain": False,
-        "moved": True,
-    }
+    body = {**DRAWN, "source": source}
     deadline = time.monotonic() + WAIT_S
     with shared_memory(body["max_bytes"]) as (fd, memory):
         frames.send(child.sock, Kind.PROBLEM, body, fds=(fd,))

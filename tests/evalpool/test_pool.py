@@ -4,19 +4,13 @@ Restarts: test_spawner.py; caching and retries: test_pool_requests.py.
 """
 
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.errors import MachineError
-from forge.evalpool import pool as pool_module
-from forge.evalpool.keeper import judge_spec
 from forge.evalpool.pool import open_pool
-from forge.process.child import ChildSpec
 from forge.process.sockets import open_socket_dir
 from forge.records.verdict import Status
 from tests.evalpool.judged import (
@@ -29,7 +23,6 @@ from tests.evalpool.judged import (
 )
 
 SPIN = CODE.replace("return y", "while True: pass")
-TABLE = JudgeTable(workers=1, compile_timeout_s=5.0, correct_timeout_s=5.0)
 
 
 @pytest.mark.slow
@@ -71,25 +64,3 @@ async def test_a_judge_without_isolation_works_if_the_config_allows_it() -> None
             verdict = await alone.judge(PROBLEM, CODE)
     assert verdict.status is Status.CORRECT
     assert verdict.isolation == "none"
-
-
-async def test_a_machine_without_a_sandbox_is_a_machine_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """In a user namespace without mapped users no other namespace can be made."""
-
-    def in_such_a_namespace(name: str, **how: Any) -> ChildSpec:
-        spec = judge_spec(name, **how)
-        return replace(spec, argv=("unshare", "-U", *spec.argv))
-
-    monkeypatch.setattr(pool_module, "judge_spec", in_such_a_namespace)
-    message = (
-        r"^judge-0: no sandbox for candidates on this machine: .*unshare .*not permitted; .*none"
-    )
-    expected = pytest.RaisesGroup(
-        pytest.RaisesExc(MachineError, match=message), flatten_subgroups=True
-    )
-    table = TABLE.model_copy(update={"isolation": "namespaces"})
-    with open_socket_dir() as folder, expected:
-        async with open_pool(table, socket_dir=folder, log_dir=tmp_path):
-            pass

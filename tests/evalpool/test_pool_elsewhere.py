@@ -56,21 +56,20 @@ async def test_a_judge_without_room_starts_when_a_node_joins(tmp_path: Path) -> 
     assert len(nodes.scripts) == 2
 
 
-async def test_no_room_for_any_judge_is_one_line(tmp_path: Path) -> None:
-    nodes = Nodes(0)
+@pytest.mark.parametrize(
+    ("nodes", "kind", "words"),
+    [
+        (Nodes(0), MachineError, "^no node has room$"),
+        (Nodes(1, error=ChildDied("judge-1 died")), ChildDied, "judge-1 died"),
+    ],
+)
+async def test_no_room_at_all_and_another_error_end_the_pool_in_one_line(
+    tmp_path: Path, nodes: Nodes, kind: type[Exception], words: str
+) -> None:
+    elsewhere = [nodes.open] * 2
     with pytest.raises(ExceptionGroup) as raised:
         async with open_pool(
-            JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path, elsewhere=[nodes.open] * 2
+            JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path, elsewhere=elsewhere
         ):
             pass
-    assert raised.group_contains(MachineError, match="^no node has room$", depth=None)
-
-
-async def test_another_error_of_a_first_start_ends_the_pool(tmp_path: Path) -> None:
-    nodes = Nodes(1, error=ChildDied("judge-1 died"))
-    with pytest.raises(ExceptionGroup) as raised:
-        async with open_pool(
-            JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path, elsewhere=[nodes.open] * 2
-        ):
-            pass
-    assert raised.group_contains(ChildDied, match="judge-1 died", depth=None)
+    assert raised.group_contains(kind, match=words, depth=None)

@@ -116,25 +116,6 @@ def test_a_card_has_the_peak_of_its_own_vendor(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("arch", "units", "clock_ghz", "kind", "tflops"),
-    [
-        (80, 108, 1.41, "half", 312),  # A100
-        (90, 132, 1.83, "tf32", 495),  # H100 SXM
-        (89, 142, 2.505, "half", 364),  # RTX 6000 Ada
-        ("gfx90a", 110, 1.7, "half", 191.5),  # half of an MI250X
-        ("gfx942", 304, 2.1, "half", 1307.4),  # MI300X
-        ("gfx942", 304, 2.1, "tf32", 653.7),
-        ("gfx950", 256, 2.4, "half", 2516.6),  # MI355X
-    ],
-)
-def test_rates_give_the_peaks_of_data_sheets(
-    arch: int | str, units: int, clock_ghz: float, kind: str, tflops: float
-) -> None:
-    rate = FLOPS_PER_CLOCK[arch][kind]
-    assert rate * units * clock_ghz / 1e3 == pytest.approx(tflops, rel=0.01)
-
-
-@pytest.mark.parametrize(
     ("name", "hip", "mhz", "bits", "gbps"),
     [
         ("AMD Instinct MI300X", "6.3", 1300, 8192, 5300),

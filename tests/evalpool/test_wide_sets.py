@@ -3,7 +3,6 @@
 import math
 import re
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -169,137 +168,68 @@ def test_planted_values_reach_where_a_reference_behaves_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "body", "is_seen"),
+    ("inputs", "result", "seen"),
     [
-        ("torch.randn(32, 32)", "return a.exp() / a.max().exp()", lambda a: bool((a < 0).all())),
-        ("torch.randn(32, 32)", "return a / a.norm().clamp(min=1.0)", lambda a: not a.any()),
-        (
-            "torch.randn(32, 32), torch.rand(32, 32) < 0.5",
-            "return (a * b).sum() / b.sum().clamp(min=1)",
-            lambda a, b: not b.any(),
-        ),
-        (
-            "torch.randn(64, 32), torch.randn(64, 32)",
-            "return F.normalize(a - b, dim=-1)",
-            lambda a, b: bool((a == b).all(-1).any()),
-        ),
-        (
-            "torch.rand(32, 32), torch.rand(31).sort().values",
-            "return torch.searchsorted(b, a)",
-            lambda a, b: bool(torch.isin(a, b).any()),
-        ),
-        (
-            "torch.arange(32).repeat_interleave(8)",
-            "return torch.zeros(32).index_add(0, a, torch.ones(256))",
-            lambda a: len(a.unique()) < 32,
-        ),
-        ("torch.randint(0, 99, (64, 64)).float()", "return a + 1", lambda a: bool((a > 200).any())),
-        ("torch.randint(0, 1024, (64, 64))", "return a // 3", lambda a: bool((a > 1 << 31).any())),
-        (
-            "torch.rand(64, 128).cumsum(-1)",
-            "return torch.where(a > 200.0, a * 3, a)",
-            lambda a: bool((a > 200).any()),
-        ),
-        (
-            "torch.randn(64, 128).softmax(-1)",
-            "return torch.where(a.amax(-1, True) > 0.9, a, a * 2)",
-            lambda a: bool((a.amax(-1) > 0.9).any()),
-        ),
-        (
-            "torch.randperm(256), torch.randn(256, 8)",
-            "return torch.where((a < 0)[:, None], 0.0, b[a.clamp(min=0)])",
-            lambda a, b: bool((a < 0).any()),
-        ),
-        (
-            "torch.randn(64, 32), torch.rand(64, 32) < 0.5",
-            "return (a * b).sum(-1) / (b.sum(-1) - 1).clamp(min=1)",
-            lambda a, b: bool((b.sum(-1) == 1).any()),
-        ),
-        (
-            "torch.randn(64, 32)",
-            "return torch.where((a[1:] == a[:-1]).all(-1, True), a[1:], 0.0)",
-            lambda a: bool((a[1:] == a[:-1]).all(-1).any()),
-        ),
-        (
-            "torch.rand(64, 32), torch.rand(64, 32)",
-            "return (a * b).sum(-1) / (a + b).sum(-1).clamp(min=1e-9)",
-            lambda a, b: bool((a + b == 0).all(-1).any()),
-        ),
-        (
-            "torch.randn(16, 512)",
-            "return torch.where(a.argmax(-1) == 2, 0, 1), a * 2",
-            lambda a: bool((a.argmax(-1) == 2).any()),
-        ),
-        (
-            "torch.randn(64, 64), torch.randn(64, 64)",
-            "return torch.where(a.isnan() & b.isnan(), 0.0, torch.where(a.isnan(), b, a))",
-            lambda a, b: bool((a.isnan() & b.isnan()).any()),
-        ),
-        (
-            "torch.randn(64, 64), torch.rand(64, 64) < 0.95",
-            "return a * b",
-            lambda a, b: bool((b.float().mean(-1) - 0.5).abs().min() < 0.2),
-        ),
-        (
-            "torch.randint(0, 999, (64, 64)), torch.randint(0, 999, (64, 64))",
-            "return (a != b).sum(-1)",
-            lambda a, b: bool(((a != b).sum(-1) == 1).any()),
-        ),
-        (
-            "torch.randint(0, 999, (64, 64)), torch.randint(0, 999, (64, 64))",
-            "return (a[:, None] == b).all(-1)",
-            lambda a, b: bool((a[:, None] == b).all(-1).fill_diagonal_(False).any()),
-        ),
-        (
-            "torch.randn(64, 64)",
-            "return (a[:, 1:] < a[:, :-1]).float()",
-            lambda a: bool((a[:, 1:] < a[:, :-1]).all(-1).any()),
-        ),
-        (
-            "torch.randn(64, 64)",
-            "return a / a.flatten().dot(a.flatten()).sqrt().clamp(min=1e-3)",
-            lambda a: not a.any(),
-        ),
-        (
-            "torch.randperm(64), torch.randn(64, 8)",
-            "return torch.zeros_like(b).index_add(0, a, b)",
-            lambda a, b: len(a.unique()) < 64,
-        ),
-        (
-            "torch.randint(0, 9, (64, 64)).byte()",
-            "return a.sum(-1)",
-            lambda a: bool((a.sum(-1) > 1 << 13).any()),
-        ),
-        ("torch.randn(64, 64)", "return a.floor()", lambda a: bool((a.abs() > 1 << 31).any())),
-        (
-            "torch.randint(0, 9, (64, 64))",
-            "return a * 3",
-            lambda a: bool((a.abs() > 1 << 53).logical_and(a % 2 == 1).any()),
-        ),
-        (
-            "torch.randn(64, 64)",
-            "return torch.where((a - 1).abs() < 1e-5, 0.0, a)",
-            lambda a: bool(((a - 1).abs() < 1e-5).logical_and((a - 1).abs() > 1e-6).any()),
-        ),
-        (
-            "torch.randn(64, 64)",
-            "return torch.where(a.abs() < 1e-20, 1.0, a)",
-            lambda a: bool(((a != 0) & (a.abs() < 1e-20)).any()),
-        ),
-        (
-            "torch.randint(0, 99, (64, 64))",
-            "return torch.isin(a, torch.arange(1, 9) * 10007)",
-            lambda a: bool((a == 70049).any()),
-        ),
+        ("torch.randn(32, 32)", "a.exp() / a.max().exp()", "(a < 0).all()"),
+        ("torch.randn(32, 32)", "a / a.norm().clamp(min=1.0)", "not a.any()"),
+        ("torch.randn(32, 32), torch.rand(32, 32) < 0.5", "(a * b).sum() / b.sum().clamp(min=1)",
+         "not b.any()"),
+        ("torch.randn(64, 32), torch.randn(64, 32)", "F.normalize(a - b, dim=-1)",
+         "(a == b).all(-1).any()"),
+        ("torch.rand(32, 32), torch.rand(31).sort().values", "torch.searchsorted(b, a)",
+         "torch.isin(a, b).any()"),
+        ("torch.arange(32).repeat_interleave(8)",
+         "torch.zeros(32).index_add(0, a, torch.ones(256))", "len(a.unique()) < 32"),
+        ("torch.randint(0, 99, (64, 64)).float()", "a + 1", "(a > 200).any()"),
+        ("torch.randint(0, 1024, (64, 64))", "a // 3", "(a > 1 << 31).any()"),
+        ("torch.rand(64, 128).cumsum(-1)", "torch.where(a > 200.0, a * 3, a)", "(a > 200).any()"),
+        ("torch.randn(64, 128).softmax(-1)", "torch.where(a.amax(-1, True) > 0.9, a, a * 2)",
+         "(a.amax(-1) > 0.9).any()"),
+        ("torch.randperm(256), torch.randn(256, 8)",
+         "torch.where((a < 0)[:, None], 0.0, b[a.clamp(min=0)])", "(a < 0).any()"),
+        ("torch.randn(64, 32), torch.rand(64, 32) < 0.5",
+         "(a * b).sum(-1) / (b.sum(-1) - 1).clamp(min=1)", "(b.sum(-1) == 1).any()"),
+        ("torch.randn(64, 32)", "torch.where((a[1:] == a[:-1]).all(-1, True), a[1:], 0.0)",
+         "(a[1:] == a[:-1]).all(-1).any()"),
+        ("torch.rand(64, 32), torch.rand(64, 32)",
+         "(a * b).sum(-1) / (a + b).sum(-1).clamp(min=1e-9)", "(a + b == 0).all(-1).any()"),
+        ("torch.randn(16, 512)", "torch.where(a.argmax(-1) == 2, 0, 1), a * 2",
+         "(a.argmax(-1) == 2).any()"),
+        ("torch.randn(64, 64), torch.randn(64, 64)",
+         "torch.where(a.isnan() & b.isnan(), 0.0, torch.where(a.isnan(), b, a))",
+         "(a.isnan() & b.isnan()).any()"),
+        ("torch.randn(64, 64), torch.rand(64, 64) < 0.95", "a * b",
+         "(b.float().mean(-1) - 0.5).abs().min() < 0.2"),
+        ("torch.randint(0, 999, (64, 64)), torch.randint(0, 999, (64, 64))", "(a != b).sum(-1)",
+         "((a != b).sum(-1) == 1).any()"),
+        ("torch.randint(0, 999, (64, 64)), torch.randint(0, 999, (64, 64))",
+         "(a[:, None] == b).all(-1)", "(a[:, None] == b).all(-1).fill_diagonal_(False).any()"),
+        ("torch.randn(64, 64)", "(a[:, 1:] < a[:, :-1]).float()",
+         "(a[:, 1:] < a[:, :-1]).all(-1).any()"),
+        ("torch.randn(64, 64)", "a / a.flatten().dot(a.flatten()).sqrt().clamp(min=1e-3)",
+         "not a.any()"),
+        ("torch.randperm(64), torch.randn(64, 8)", "torch.zeros_like(b).index_add(0, a, b)",
+         "len(a.unique()) < 64"),
+        ("torch.randint(0, 9, (64, 64)).byte()", "a.sum(-1)", "(a.sum(-1) > 1 << 13).any()"),
+        ("torch.randn(64, 64)", "a.floor()", "(a.abs() > 1 << 31).any()"),
+        ("torch.randint(0, 9, (64, 64))", "a * 3",
+         "(a.abs() > 1 << 53).logical_and(a % 2 == 1).any()"),
+        ("torch.randn(64, 64)", "torch.where((a - 1).abs() < 1e-5, 0.0, a)",
+         "((a - 1).abs() < 1e-05).logical_and((a - 1).abs() > 1e-06).any()"),
+        ("torch.randn(64, 64)", "torch.where(a.abs() < 1e-20, 1.0, a)",
+         "((a != 0) & (a.abs() < 1e-20)).any()"),
+        ("torch.randint(0, 99, (64, 64))", "torch.isin(a, torch.arange(1, 9) * 10007)",
+         "(a == 70049).any()"),
     ],
 )  # fmt: skip
-def test_plants_make_what_inputs_as_given_never_have(
-    inputs: str, body: str, is_seen: Callable[..., bool]
-) -> None:
-    assert any(
-        is_seen(*one.inputs)
+def test_plants_make_what_inputs_as_given_never_have(inputs: str, result: str, seen: str) -> None:
+    sets = (
+        one.inputs
         for _ in range(NUM_DRAWS)
-        for one in draw(source(inputs, body)).sets[1:]
+        for one in draw(source(inputs, f"return {result}")).sets[1:]
+    )
+    assert any(
+        bool(eval(seen, {"torch": torch, **dict(zip("abc", one, strict=False))})) for one in sets
     )
 
 

@@ -186,8 +186,8 @@ def test_a_candidates_sandbox_has_kfd_and_render_nodes_and_no_other_device(
     for name in ("kfd", "null", "dri/card0", *(f"dri/renderD{128 + i}" for i in range(8))):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = root.find_gpu_files(minor=None, dev=tmp_path)
-    assert found.devices == ("kfd", *(f"dri/renderD{128 + i}" for i in range(8)))
+    found, _ = root.find_gpu_files(minor=None, dev=tmp_path)
+    assert found == ["kfd", *(f"dri/renderD{128 + i}" for i in range(8))]
 
 
 @pytest.mark.usefixtures("machine")

@@ -15,7 +15,6 @@ from tests.evalpool.attacks.attacking import (
 )
 from tests.evalpool.attacks.sources import model
 
-XY = "x, y"
 FC = "self.fc = torch.nn.Linear(128, 128)"
 
 
@@ -26,32 +25,90 @@ def test_an_honest_kernel_passes(tmp_path: Path) -> None:
 
 
 HIDDEN = {
-    "clamp": (RELU, model("return copied(x.clamp(min=0))")),
-    "threshold": (RELU, model("return copied(torch.nn.functional.threshold(x, 0., 0.))")),
-    "where": (RELU, model("return copied(torch.where(x > 0, x, torch.zeros_like(x)))")),
-    "masked fill": (RELU, model("y = copied(x)\ny.masked_fill_(y < 0, 0)\nreturn copied(y)")),
-    "product with a mask": (RELU, model("return copied(x * (x > 0))")),
-    "sign bit": (
-        RELU,
-        model(
+    "RELU": {
+        "clamp": "return copied(x.clamp(min=0))",
+        "threshold": "return copied(torch.nn.functional.threshold(x, 0., 0.))",
+        "where": "return copied(torch.where(x > 0, x, torch.zeros_like(x)))",
+        "masked fill": "y = copied(x)\ny.masked_fill_(y < 0, 0)\nreturn copied(y)",
+        "product with a mask": "return copied(x * (x > 0))",
+        "sign bit": (
             "bits = x.view(torch.int32)\nkept = bits & ~(bits >> 31)\n"
             "return copied(kept.view(torch.float32))"
         ),
-    ),
-    "sign bit in pieces": (
-        RELU,
-        model(
+        "sign bit in pieces": (
             "parts = []\nfor part in x.split(8):\n    bits = part.view(torch.int32)\n"
             "    parts.append((bits & ~(bits >> 31)).view(torch.float32))\n"
             "return copied(torch.cat(parts))"
         ),
-    ),
-    "in place on its own copy": (RELU, model("y = copied(x)\ny.relu_()\nreturn y")),
-    "lerp": (RELU, model("return copied(torch.lerp(x, x.abs(), 0.5))")),
-    "generator of work": (
-        RELU,
-        model("def parts():\n    yield torch.relu(x)\nreturn copied(next(parts()))"),
-    ),
+        "in place on its own copy": "y = copied(x)\ny.relu_()\nreturn y",
+        "lerp": "return copied(torch.lerp(x, x.abs(), 0.5))",
+        "generator of work": "def parts():\n    yield torch.relu(x)\nreturn copied(next(parts()))",
+        "vmap": "return copied(torch.vmap(torch.relu)(x))",
+        "foreach": "return copied(torch._foreach_clamp_min([x], 0.0)[0])",
+    },
+    "SOFTMAX": {
+        "softmax by its parts": (
+            "e = torch.exp(x - x.amax(-1, True))\nreturn copied(e / e.sum(-1, True))"
+        ),
+        "encoder layer": "return copied(torch.nn.functional.log_softmax(x, -1).exp())",
+    },
+    "SUM": {
+        "cumulative sum": "return copied(x.cumsum(-1)[:, -1])",
+        "sum by a product": "return copied(x @ torch.ones(1024, device=x.device))",
+        "sum by scatter": (
+            "rows = torch.arange(256, device=x.device)[:, None].expand(256, 1024)\n"
+            "y = torch.zeros(256, device=x.device)\n"
+            "return copied(y.index_put((rows,), x, accumulate=True))"
+        ),
+        "sum by index_add": (
+            "rows = torch.arange(256, device=x.device).repeat_interleave(1024)\n"
+            "y = torch.zeros(256, device=x.device)\n"
+            "return copied(y.index_add(0, rows, x.view(-1)))"
+        ),
+        "sum by an embedding bag": (
+            "i = torch.arange(256 * 1024, device=x.device).view(256, 1024)\n"
+            "bag = torch.nn.functional.embedding_bag(i, x.view(-1, 1), mode='sum')\n"
+            "return copied(bag.view(-1))"
+        ),
+        "sum by bincount": (
+            "rows = torch.arange(256, device=x.device).repeat_interleave(1024)\n"
+            "return copied(torch.bincount(rows, weights=x.view(-1), minlength=256))"
+        ),
+    },
+    "PRODUCT": {
+        "product by einsum": "return copied(torch.einsum('ik,kj->ij', x, y))",
+        "product by a convolution": (
+            "w = y.t()[:, :, None].contiguous()\n"
+            "return copied(torch.nn.functional.conv1d(x[:, :, None], w).squeeze(-1))"
+        ),
+        "product by a transposed convolution": (
+            "return copied(torch.nn.functional.conv_transpose1d(x[:, :, None], y[:, :, "
+            "None]).squeeze(-1))"
+        ),
+        "product by addresses of elements": "return copied((x[:, :, None] * y[None]).sum(1))",
+        "product by attention": (
+            "f = torch.nn.functional.scaled_dot_product_attention\n"
+            "return copied(f(x[None, None], y.t()[None, None], x[None, None])[0, 0])"
+        ),
+        "product in double precision": "return copied((x.double() @ y.double()).float())",
+        "product by a distance": "return copied(torch.cdist(x, y))",
+        "product by FFT": "return copied(torch.fft.ifft(torch.fft.fft(x)).real @ y)",
+    },
+    "LINEAR": {
+        "linear": "return copied(self.fc(x))",
+        "linear with activation": (
+            "b = self.fc.bias\n"
+            "return copied(torch._addmm_activation(b, x, self.fc.weight.t(), use_gelu=True))"
+        ),
+        "linear in a thread": (
+            "import threading\nfound = []\n"
+            "t = threading.Thread(target=lambda: found.append(self.fc(x)))\nt.start(); t.join()\n"
+            "return copied(found[0])"
+        ),
+    },
+}
+"""Bodies of `forward`, by the name of the problem."""
+OTHERS = {
     "library of torch": (
         RELU,
         model(
@@ -59,111 +116,6 @@ HIDDEN = {
             before="lib = torch.library.Library('attack', 'FRAGMENT')\n"
             "lib.define('relu(Tensor x) -> Tensor')\n"
             "lib.impl('relu', lambda x: copied(torch.relu(x)), 'CompositeImplicitAutograd')\n",
-        ),
-    ),
-    "vmap": (RELU, model("return copied(torch.vmap(torch.relu)(x))")),
-    "foreach": (RELU, model("return copied(torch._foreach_clamp_min([x], 0.0)[0])")),
-    "softmax by its parts": (
-        SOFTMAX,
-        model("e = torch.exp(x - x.amax(-1, True))\nreturn copied(e / e.sum(-1, True))"),
-    ),
-    "encoder layer": (
-        SOFTMAX,
-        model("return copied(torch.nn.functional.log_softmax(x, -1).exp())"),
-    ),
-    "cumulative sum": (SUM, model("return copied(x.cumsum(-1)[:, -1])")),
-    "sum by a product": (SUM, model("return copied(x @ torch.ones(1024, device=x.device))")),
-    "sum by scatter": (
-        SUM,
-        model(
-            "rows = torch.arange(256, device=x.device)[:, None].expand(256, 1024)\n"
-            "y = torch.zeros(256, device=x.device)\n"
-            "return copied(y.index_put((rows,), x, accumulate=True))"
-        ),
-    ),
-    "sum by index_add": (
-        SUM,
-        model(
-            "rows = torch.arange(256, device=x.device).repeat_interleave(1024)\n"
-            "y = torch.zeros(256, device=x.device)\n"
-            "return copied(y.index_add(0, rows, x.view(-1)))"
-        ),
-    ),
-    "sum by an embedding bag": (
-        SUM,
-        model(
-            "i = torch.arange(256 * 1024, device=x.device).view(256, 1024)\n"
-            "bag = torch.nn.functional.embedding_bag(i, x.view(-1, 1), mode='sum')\n"
-            "return copied(bag.view(-1))"
-        ),
-    ),
-    "sum by bincount": (
-        SUM,
-        model(
-            "rows = torch.arange(256, device=x.device).repeat_interleave(1024)\n"
-            "return copied(torch.bincount(rows, weights=x.view(-1), minlength=256))"
-        ),
-    ),
-    "product by einsum": (
-        PRODUCT,
-        model("return copied(torch.einsum('ik,kj->ij', x, y))", arguments=XY),
-    ),
-    "product by a convolution": (
-        PRODUCT,
-        model(
-            "w = y.t()[:, :, None].contiguous()\n"
-            "return copied(torch.nn.functional.conv1d(x[:, :, None], w).squeeze(-1))",
-            arguments=XY,
-        ),
-    ),
-    "product by a transposed convolution": (
-        PRODUCT,
-        model(
-            "return copied(torch.nn.functional.conv_transpose1d(x[:, :, None], y[:, :, None])"
-            ".squeeze(-1))",
-            arguments=XY,
-        ),
-    ),
-    "product by addresses of elements": (
-        PRODUCT,
-        model("return copied((x[:, :, None] * y[None]).sum(1))", arguments=XY),
-    ),
-    "product by attention": (
-        PRODUCT,
-        model(
-            "f = torch.nn.functional.scaled_dot_product_attention\n"
-            "return copied(f(x[None, None], y.t()[None, None], x[None, None])[0, 0])",
-            arguments=XY,
-        ),
-    ),
-    "product in double precision": (
-        PRODUCT,
-        model("return copied((x.double() @ y.double()).float())", arguments=XY),
-    ),
-    "product by a distance": (
-        PRODUCT,
-        model("return copied(torch.cdist(x, y))", arguments=XY),
-    ),
-    "product by FFT": (
-        PRODUCT,
-        model("return copied(torch.fft.ifft(torch.fft.fft(x)).real @ y)", arguments=XY),
-    ),
-    "linear": (LINEAR, model("return copied(self.fc(x))", init=FC)),
-    "linear with activation": (
-        LINEAR,
-        model(
-            "b = self.fc.bias\n"
-            "return copied(torch._addmm_activation(b, x, self.fc.weight.t(), use_gelu=True))",
-            init=FC,
-        ),
-    ),
-    "linear in a thread": (
-        LINEAR,
-        model(
-            "import threading\nfound = []\n"
-            "t = threading.Thread(target=lambda: found.append(self.fc(x)))\n"
-            "t.start(); t.join()\nreturn copied(found[0])",
-            init=FC,
         ),
     ),
     "linear in a hook": (
@@ -176,9 +128,22 @@ HIDDEN = {
 }
 
 
-@pytest.mark.parametrize("name", HIDDEN)
-def test_torch_does_not_do_the_work(tmp_path: Path, name: str) -> None:
-    problem, code = HIDDEN[name]
+PROBLEMS = {"RELU": RELU, "SOFTMAX": SOFTMAX, "SUM": SUM, "PRODUCT": PRODUCT, "LINEAR": LINEAR}
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"), [(problem, name) for problem, bodies in HIDDEN.items() for name in bodies]
+)
+def test_torch_does_not_do_the_work(tmp_path: Path, problem: str, name: str) -> None:
+    init, arguments = FC * (problem == "LINEAR"), "x, y" if problem == "PRODUCT" else "x"
+    code = model(HIDDEN[problem][name], init=init, arguments=arguments)
+    found = attack(tmp_path, code, PROBLEMS[problem])
+    assert found.room != "passed", found.program
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_nor_by_a_hook_or_a_library(tmp_path: Path, name: str) -> None:
+    problem, code = OTHERS[name]
     found = attack(tmp_path, code, problem)
     assert found.room != "passed", found.program
 

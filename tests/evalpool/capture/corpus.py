@@ -67,81 +67,6 @@ class ModelNew(torch.nn.Module):
 )
 
 _add(
-    "jit_without_decorator_and_generated_helpers",
-    """
-def double(x):
-    return x * 2
-
-
-double = triton.jit(double)
-SCALE = tl.constexpr(3.0)
-
-
-@triton.constexpr_function
-def width(n):
-    return max(16, 1 << (n - 1).bit_length())
-
-
-@triton.jit
-def inner(x, OP: tl.constexpr):
-    return OP(x) + SCALE
-
-
-@triton.jit
-def outer(x, OP: tl.constexpr):
-    return inner(inner(x, OP), OP)
-
-
-def kernel(x, y, n, OP: tl.constexpr, N: tl.constexpr):
-    i = tl.arange(0, width(N))
-    tl.store(y + i, outer(tl.load(x + i, mask=i < n), OP), mask=i < n)
-
-
-compiled = triton.jit(kernel, do_not_specialize=["n"])
-
-
-class ModelNew:
-    def __init__(self):
-        self._op = double
-
-    def __call__(self, x):
-        y = torch.empty_like(x)
-        compiled[(1,)](x, y, x.numel(), self._op, x.numel())
-        return y
-""",
-    inputs=[[100]],
-)
-
-_add(
-    "heuristics_over_autotune_with_reset",
-    """
-@triton.heuristics({"EVEN": lambda a: a["n"] % a["BLOCK"] == 0})
-@triton.autotune(configs=[triton.Config(kwargs={"UNROLL": u}) for u in (1, 2)], key=["n"],
-                 reset_to_zero=["total"])
-@triton.jit
-def reduce(x, total, n, BLOCK: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr):
-    acc = 0.0
-    for u in tl.static_range(UNROLL):
-        i = (tl.program_id(0) * UNROLL + u) * BLOCK + tl.arange(0, BLOCK)
-        if EVEN:
-            acc += tl.sum(tl.load(x + i, mask=i < n, other=0.0))
-        else:
-            acc += tl.sum(tl.load(x + i, mask=i < n, other=0.0))
-    tl.atomic_add(total, acc)
-
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        total = torch.zeros(1, device=x.device, dtype=torch.float32)
-        n = x.numel()
-        grid = lambda meta: (triton.cdiv(n, meta["BLOCK"] * meta["UNROLL"]),)
-        reduce[grid](x, total, n, BLOCK=128)
-        return total.squeeze()
-""",
-    inputs=[[1 << 12]],
-)
-
-_add(
     "in_place_with_custom_forward_and_autocast",
     """
 @triton.jit
@@ -227,33 +152,6 @@ class ModelNew(torch.nn.Module):
         return y
 """,
     inputs=[[256]],
-)
-
-_add(
-    "function_entry_point_with_half_precision",
-    """
-import math
-from functools import lru_cache, partial
-
-
-@lru_cache
-def block(n):
-    return 2 ** math.ceil(math.log2(n))
-
-
-@triton.jit
-def scaled(x, y, n, s, B: tl.constexpr, T: tl.constexpr):
-    i = tl.arange(0, B)
-    v = tl.load(x + i, mask=i < n).to(tl.float32) * s
-    tl.store(y + i, v.to(T), mask=i < n)
-
-
-def ModelNew(x, *, scale=0.5):
-    y = torch.empty(x.size(), dtype=torch.bfloat16, device=torch.device("cuda"))
-    partial(scaled[(1,)], x, y)(x.numel(), scale, B=block(x.numel()), T=tl.bfloat16)
-    return (y,)
-""",
-    inputs=[("bfloat16", [50])],
 )
 
 _add(

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.evalpool.judge.program.format import (
@@ -87,14 +89,9 @@ def storages_of(node: Node, parts: Parts) -> set[int]:
     return {parts.tensors[number].storage for number in used_tensors(node)}
 
 
-@dataclass(slots=True)
-class _Numbering:
+def _numbers() -> defaultdict[int, int]:
     """New numbers in the order of first use."""
-
-    numbers: dict[int, int] = field(default_factory=dict[int, int])
-
-    def __call__(self, number: int) -> int:
-        return self.numbers.setdefault(number, len(self.numbers))
+    return defaultdict(itertools.count().__next__)
 
 
 def build(
@@ -110,35 +107,35 @@ def build(
     stateful: str = "",
 ) -> Program:
     """A program of these nodes."""
-    tensor, kernel = _Numbering(), _Numbering()
-    storage, constant = _Numbering(), _Numbering()
+    tensors, kernels, storages, constants = (_numbers() for _ in range(4))
+    new: Any = (tensors.__getitem__, kernels.__getitem__)
     kept = pruned(parts, init=init, forward=forward, outputs=outputs)
-    new_init = tuple(renumbered(node, tensor, kernel) for node in kept)
-    new_forward = tuple(renumbered(node, tensor, kernel) for node in forward)
-    new_outputs = tuple(tensor(number) for number in outputs)
-    old_tensors = [parts.tensors[number] for number in tensor.numbers]
-    new_tensors = tuple(replace(one, storage=storage(one.storage)) for one in old_tensors)
+    new_init = tuple(renumbered(node, *new) for node in kept)
+    new_forward = tuple(renumbered(node, *new) for node in forward)
+    new_outputs = tuple(tensors[number] for number in outputs)
+    old_tensors = [parts.tensors[number] for number in tensors]
+    new_tensors = tuple(replace(one, storage=storages[one.storage]) for one in old_tensors)
     made_in_init = {number for node in kept for number in storages_of(node, parts)}
 
     def placed(number: int) -> Storage:
         one = parts.storages[number]
         if one.origin is Origin.CONSTANT:
-            return replace(one, index=constant(one.index))
+            return replace(one, index=constants[one.index])
         if one.origin is Origin.ALLOCATION and number in made_in_init:
             return replace(one, section=Section.INIT)
         return one
 
     return Program(
         target=target,
-        storages=tuple(placed(number) for number in storage.numbers),
+        storages=tuple(map(placed, storages)),
         tensors=new_tensors,
-        kernels=tuple(parts.kernels[number] for number in kernel.numbers),
+        kernels=tuple(parts.kernels[number] for number in kernels),
         init=new_init,
         forward=new_forward,
         outputs=new_outputs,
         returned=returned,
         nesting=nesting,
-        constants=tuple(parts.constants[number] for number in constant.numbers),
+        constants=tuple(parts.constants[number] for number in constants),
         triton=triton,
         stateful=stateful,
     )
@@ -242,13 +239,13 @@ def is_same_call(
 def canonical(parts: Parts, nodes: Sequence[Node], *, since: int) -> list[Any]:
     """Nodes with tensors in place of their numbers, and a call's own storages by first use; without
     their lines and what the host has read."""
-    own = _Numbering()
+    own = _numbers()
 
     def described(number: int) -> Any:
         tensor = parts.tensors[number]
         is_allocated = parts.storages[tensor.storage].origin is Origin.ALLOCATION
         is_own = is_allocated and tensor.storage >= since
-        return replace(tensor, storage=-1 - own(tensor.storage) if is_own else tensor.storage)
+        return replace(tensor, storage=-1 - own[tensor.storage] if is_own else tensor.storage)
 
     made = (replace(renumbered(one, described, lambda number: number), line=0) for one in nodes)
     return [replace(one, answer=None) if isinstance(one, Value) else one for one in made]

@@ -74,7 +74,8 @@ def capture(
     file: str | None = None,
     notes: dict[str, Any] | None = None,
 ) -> Program:
-    """The program of a candidate.
+    """The program of a candidate. Raises CaptureFailed if it failed, or does what a program cannot
+    express.
 
     Args:
         request: Body of the judge's CANDIDATE frame: `entry_point`, `init`, `state`, `order`,
@@ -82,15 +83,11 @@ def capture(
             `target`, `choices`, `repeats` (one call is made twice), `is_first` (the first
             call is the program), `mode` ("gradients": inputs require them; "eval") and `is_pure`
             (a call may change nothing, and asks for the identity of no tensor).
-        code: The candidate's source.
         ask: Answers with values that the host reads; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
         notes: Gets `follows_winner`: True if other winners of its choices make another program,
             `drawn_otherwise`: name of a tensor that has other values if nothing is loaded, and
             `is_checking`: True if it raises or does the same with other truth values.
-
-    Raises:
-        CaptureFailed: the candidate failed, or does what a program cannot express.
     """
     file = file or str(Path(tempfile.mkdtemp()) / "candidate.py")
     session = Session(request, file=file, ask=ask)

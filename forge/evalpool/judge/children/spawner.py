@@ -85,14 +85,12 @@ class SandboxedChild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The end of a child that closed its channel."""
+    """The end of a child that closed its channel: its wait status, if it ran on and was killed for
+    that, and if it was killed for its memory."""
 
     status: int
-    """Its wait status."""
     was_running: bool
-    """True if it closed its channel, ran on and was killed for that."""
     is_out_of_memory: bool
-    """True if it was killed for its memory."""
 
 
 class Spawner:
@@ -152,14 +150,10 @@ class Spawner:
         ours, theirs = socket.socketpair()
         proof.ask_for_credentials(ours)
         config = {
-            "isolation": self._wanted,
-            "folder": str(self._folder),
-            "judge_pid": os.getpid(),
-            "device": "gpu" if self._is_gpu else "cpu",
-            "gpu_minor": self._gpu_minor,
-            "site_packages": self._site_packages,
-            "harvests": self._harvests,
-        }
+            "isolation": self._wanted, "folder": str(self._folder), "judge_pid": os.getpid(),
+            "device": "gpu" if self._is_gpu else "cpu", "gpu_minor": self._gpu_minor,
+            "site_packages": self._site_packages, "harvests": self._harvests,
+        }  # fmt: skip
         module = "forge.evalpool.judge.children.zygote"
         command = [sys.executable, "-m", module, str(theirs.fileno()), json.dumps(config)]
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
@@ -215,13 +209,11 @@ class Spawner:
         try:
             proof.ask_for_credentials(ours)
             body = {
-                "role": role,
-                "uid": uid,
+                "role": role, "uid": uid, "cores": () if core is None else cores,
                 "memory_bytes": None if self._is_gpu else self._memory_bytes,
-                "cores": () if core is None else cores,
                 "num_siblings": self._num_children,
                 "home_files": home_files(source) if self._site_packages else {},
-            }
+            }  # fmt: skip
             with self._lock:
                 answer = self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)
                 generation = self._generation
@@ -256,22 +248,19 @@ class Spawner:
     def end(self, child: SandboxedChild) -> int:
         """Kills a child with all that it started. Returns its wait status, 0 if it ended with a
         zygote that has been replaced. Raises ZygoteGone."""
-        status = self._end(child)
-        return 0 if status is None else status
+        return self._end(child) or 0
 
     def ended(self, child: SandboxedChild) -> Ending:
         """Ends a child that closed its channel; the wait status is its own unless it still ran.
         Raises ZygoteGone also if it ended with its zygote."""
         deadline = time.monotonic() + EXIT_TIMEOUT_S
-        while not (has_ended := processes.has_ended(child.pid_here)):
-            if time.monotonic() > deadline:
-                break
+        while not (ended := processes.has_ended(child.pid_here)) and time.monotonic() < deadline:
             time.sleep(EXIT_PAUSE_S)
         is_out_of_memory = self._caps.release(child.pid_here)
         status = self._end(child)
         if status is None:
             raise ZygoteGone("a child ended with its zygote")
-        return Ending(status=status, was_running=not has_ended, is_out_of_memory=is_out_of_memory)
+        return Ending(status=status, was_running=not ended, is_out_of_memory=is_out_of_memory)
 
     def _end(self, child: SandboxedChild) -> int | None:
         child.sock.close()

@@ -42,11 +42,9 @@ SIGNALLED = 128
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """Error numbers for exhausted resources, in contrast to forbidden calls."""
 IMPORT_ENVIRONMENT = {
-    "TRITON_DEFAULT_FP_FUSION": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
+    "TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-}
+}  # fmt: skip
 
 
 NEEDED = ("torch", "triton")
@@ -175,8 +173,14 @@ def main() -> None:
     if os.getppid() != config["judge_pid"]:
         return
     sock = socket.socket(fileno=fd)
-    with _ending_with_cause(sock):
+    try:
         _launch(sock, config)
+    except Exception as error:
+        # The traceback is last in the log: nanobind would list below it what the warm-up keeps.
+        traceback.print_exc()
+        with suppress(OSError, frames.PeerGone, frames.DeadlinePassed):  # the judge may have gone
+            frames.send(sock, Kind.FAILED, {"message": _one_line(error)})
+        os._exit(1)
 
 
 def _launch(sock: socket.socket, config: dict[str, Any]) -> None:
@@ -239,8 +243,15 @@ def _be_zygote(
     environment = dict(enter.CHILD_ENVIRONMENT)
     if is_gpu:
         environment |= root.child_environment()
-    with _reporting_faults(sock), collector_paused():
-        mains = _import_for_gpu() if is_gpu else _import_for_cpu(config["harvests"])
+    try:
+        with collector_paused():
+            mains = _import_for_gpu() if is_gpu else _import_for_cpu(config["harvests"])
+    except Exception as error:  # a fault of the installation
+        installed = {one.name: one.version for one in metadata.distributions()}
+        found = (f"{name} {installed.get(name, '(not installed)')}" for name in NEEDED)
+        message = f"{', '.join(found)}: {_one_line(error)}"
+        frames.send(sock, Kind.FAILED, {"message": message, "kind": "installation"})
+        raise
     gc.collect()
     mapped_bytes = enter.mapped_bytes()
     # torch's fake tensors may have asked a CUDA driver for its devices, which starts a thread that
@@ -259,14 +270,9 @@ def _be_zygote(
         sys.path_importer_cache.clear()
     gc.freeze()  # children write no reference counts of the collector into shared pages
     around = Surroundings(
-        isolation=isolation,
-        plan=plan,
-        mapped_bytes=mapped_bytes,
-        environment=environment,
-        is_gpu=is_gpu,
-        own_pid_namespace=namespace,
-        proc=proc,
-    )
+        isolation=isolation, plan=plan, mapped_bytes=mapped_bytes, environment=environment,
+        is_gpu=is_gpu, own_pid_namespace=namespace, proc=proc,
+    )  # fmt: skip
     zygote = Zygote(sock=sock, around=around, mains=mains, folder=folder, card_files=card_files)
     if num_threads > 1:
         raise RuntimeError(f"the zygote has {num_threads} threads; a fork would copy only one")
@@ -285,19 +291,6 @@ def _be_zygote(
 
 
 @contextmanager
-def _ending_with_cause(sock: socket.socket) -> Iterator[None]:
-    """Ends this process at an error in the body, which the judge gets in one line. The traceback is
-    last in its log: nanobind would list below it what the warm-up keeps."""
-    try:
-        yield
-    except Exception as error:
-        traceback.print_exc()
-        with suppress(OSError, frames.PeerGone, frames.DeadlinePassed):  # the judge may have gone
-            frames.send(sock, Kind.FAILED, {"message": _one_line(error)})
-        os._exit(1)
-
-
-@contextmanager
 def reporting_refusals(sock: socket.socket) -> Iterator[None]:
     """Reports an error in the body to the judge: the step into the sandbox that was refused."""
     try:
@@ -306,19 +299,6 @@ def reporting_refusals(sock: socket.socket) -> Iterator[None]:
         is_refused = isinstance(error, OSError) and error.errno not in EXHAUSTED
         kind = "sandbox" if is_refused else "limit"
         frames.send(sock, Kind.FAILED, {"message": str(error) or repr(error), "kind": kind})
-        raise
-
-
-@contextmanager
-def _reporting_faults(sock: socket.socket) -> Iterator[None]:
-    """Reports an error in the body to the judge: a fault of the installation."""
-    try:
-        yield
-    except Exception as error:
-        installed = {one.name: one.version for one in metadata.distributions()}
-        found = (f"{name} {installed.get(name, '(not installed)')}" for name in NEEDED)
-        message = f"{', '.join(found)}: {_one_line(error)}"
-        frames.send(sock, Kind.FAILED, {"message": message, "kind": "installation"})
         raise
 
 

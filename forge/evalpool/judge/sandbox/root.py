@@ -29,7 +29,7 @@ import sysconfig
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge.evalpool.judge.sandbox import landlock, linux
 from forge.evalpool.site_packages import importable_paths, with_needs
@@ -61,30 +61,24 @@ at once got 5.0 a second with 8, 6.7 with 4, 10.1 with 2, 13.6 with 1, where a c
 would no longer run beside each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFiles:
-    """For one card."""
-
-    devices: tuple[str, ...]
-    """Names below /dev."""
-    shown: tuple[str, ...]
-    """Files and directories, read-only."""
+GpuFiles: TypeAlias = "tuple[list[str], list[str]]"
+"""Names below /dev, and directories that are shown read-only, for one card."""
 
 
 def find_gpu_files(*, minor: int | None, dev: Path = Path("/dev")) -> GpuFiles:
-    """Nodes and files of the card with this minor number; of every card where it is not known."""
+    """Those of the card with this minor number; of every card where it is not known."""
     if (dev / "kfd").exists():
-        devices = (*AMD_NODES, *(f"dri/{one.name}" for one in sorted(dev.glob("dri/renderD*"))))
+        devices = [*AMD_NODES, *(f"dri/{one.name}" for one in sorted(dev.glob("dri/renderD*")))]
         shown = [path for path in AMD_FILES if os.path.exists(path)]
     else:
         cards = "nvidia[0-9]*" if minor is None else f"nvidia{minor}"
         names = [*(one.name for one in sorted(dev.glob(cards))), *NVIDIA_NODES]
-        devices = tuple(name for name in names if (dev / name).exists())
+        devices = [name for name in names if (dev / name).exists()]
         shown = []
     headers = {sysconfig.get_paths()[name] for name in ("include", "platinclude")}
     shown += [*_driver_folders(), *sorted(headers)]
     shown += [path for path in COMPILER if not os.path.islink(path)]
-    return GpuFiles(devices=devices, shown=tuple(path for path in shown if os.path.isdir(path)))
+    return devices, [path for path in shown if os.path.isdir(path)]
 
 
 def child_environment() -> dict[str, str]:
@@ -161,8 +155,8 @@ def plan_root(gpu: GpuFiles | None = None, *, site_packages: Iterable[str] = ())
     links = [(path, os.readlink(path)) for path in SYSTEM_LIBRARIES if os.path.islink(path)]
     linked = {path for path, _ in links}
     shown = [path for path in SYSTEM_LIBRARIES if path not in linked and os.path.isdir(path)]
-    if gpu is not None:
-        shown += gpu.shown
+    devices, of_card = gpu or ([], [])
+    shown += of_card
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
     shown += [stdlib, *_shared_python(), *(path for path in SYSTEM_FILES if os.path.exists(path))]
     hidden = [path for name in HIDDEN if os.path.isdir(path := f"{stdlib}/{name}")]
@@ -173,7 +167,7 @@ def plan_root(gpu: GpuFiles | None = None, *, site_packages: Iterable[str] = ())
         links=tuple(links),
         hidden=tuple(hidden),
         site_packages=sysconfig.get_paths()["purelib"],
-        devices=gpu.devices if gpu is not None else (),
+        devices=tuple(devices),
         packages=tuple(path for path in packages if path not in shown),
     )
 
