@@ -215,13 +215,10 @@ def judge_spec(
     """The child of a judge, whose candidates run on `cores`; `harvests` as in `be_zygote`."""
     socket_path = socket_dir / f"{name}.sock"
     config = {
-        "socket_path": str(socket_path),
-        "table": table.model_dump(mode="json"),
-        "concurrency": capacity,
-        "cores": cores,
+        "socket_path": str(socket_path), "table": table.model_dump(mode="json"),
+        "concurrency": capacity, "cores": cores, "harvests": harvests,
         "gpu": None if gpu is None else {"uuid": gpu.uuid, "minor": gpu.minor},
-        "harvests": harvests,
-    }
+    }  # fmt: skip
     uuids = () if gpu is None else (gpu.uuid,)
     return ChildSpec(
         name=name,

@@ -14,11 +14,10 @@ A reference is drawn and captured once in each judge that is given its problem, 
 as the judgement of a candidate. So a judge that becomes free takes the first waiting request whose
 problem it has, or no judge has, before one whose problem another judge has.
 
-Called by `pool.py`, which takes and returns seats and reports verdicts, and by `keeper.py`, which
-opens judges; `forge status` shows seats. Promises: a seat never has more
-requests than `capacity`; no judge is idle while a request may go there; waiters are served in
-order, but for those whose problems are elsewhere, which are overtaken `MAX_OVERTAKEN` times a judge
-at most; no request waits longer than the limits below while every judge is down or quarantined.
+Promises: a seat never has more requests than `capacity`; no judge is idle while a request may go
+there; waiters are served in order, but for those whose problems are elsewhere, which are overtaken
+`MAX_OVERTAKEN` times a judge at most; no request waits longer than the limits below while every
+judge is down or quarantined.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class State(StrEnum):
     """State of a seat."""
 
     UP = "up"
-    """Takes requests."""
     DOWN = "down"
     """Has no judge: starting or restarting."""
     QUARANTINED = "quarantined"
@@ -279,8 +277,7 @@ class Seating:
         return all(seat.state is State.QUARANTINED for seat in self.seats)
 
     def _describe(self) -> str:
-        states = ", ".join(
-            f"{seat.name} is {seat.state}" + (f" ({seat.why})" if seat.why else "")
-            for seat in self.seats
-        )
+        whys = [f" ({seat.why})" if seat.why else "" for seat in self.seats]
+        pairs = zip(self.seats, whys, strict=True)
+        states = ", ".join(f"{seat.name} is {seat.state}{why}" for seat, why in pairs)
         return f"no judge is available: {states}"

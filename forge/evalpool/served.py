@@ -138,18 +138,10 @@ def _starting_app(*, token: str | None, is_local: bool) -> Starlette:
 class PoolApp:
     """The routes of a served pool, behind a door."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        *,
-        token: str | None = None,
-        is_local: bool = False,
-        max_in_flight: int | None = None,
-    ) -> None:
-        """Serve `pool`. `token` and `is_local` are those of `Door`."""
+    def __init__(self, pool: Pool, *, max_in_flight: int | None = None, **door: Any) -> None:
+        """Serve `pool`. `door`: token and `is_local` of `Door`."""
         self._pool = pool
-        self._token = token
-        self._is_local = is_local
+        self._door = door
         self._max_in_flight = max_in_flight or max(LEAST_IN_FLIGHT, WAITING_PER_JUDGE * self._room)
         self._num_in_flight = 0
 
@@ -166,8 +158,7 @@ class PoolApp:
             Route("/examine", partial(self.answer, handler=self._examine), methods=["POST"]),
             *more,
         ]
-        door = Middleware(Door, token=self._token, is_local=self._is_local)
-        handlers = {HTTPException: _refuse_route}
+        door, handlers = Middleware(Door, **self._door), {HTTPException: _refuse_route}
         return Starlette(routes=routes, middleware=[door], exception_handlers=handlers)
 
     @property
@@ -213,31 +204,18 @@ class PoolApp:
 
     def health(self) -> dict[str, Any]:
         """State of the server and its judges."""
-        seats, stats = self._pool.seating.seats, self._pool.stats()
-        is_ok = any(seat.state is State.UP for seat in seats)
+        seats, stats = self._pool.seating.seats, asdict(self._pool.stats())
+        queue, busy_s = stats.pop("queue_length"), stats.pop("busy_s")
+        judges = [
+            {"name": one.name, "state": str(one.state), "busy_s": busy_s[one.name], **asdict(kind)}
+            for one in seats
+            for kind in one.kinds
+        ]
         return {
-            "ok": is_ok,
-            "capacity": self.ahead,
-            "in_flight": self._num_in_flight,
-            "max_in_flight": self._max_in_flight,
-            "queue": stats.queue_length,
-            "num_judged": stats.num_judged,
-            "num_cached": stats.num_cached,
-            "num_infra": stats.num_infra,
-            "num_quarantined": stats.num_quarantined,
-            "judges": [
-                {
-                    "name": seat.name,
-                    "state": str(seat.state),
-                    "device": kind.device,
-                    "isolation": kind.isolation,
-                    "harness": kind.harness,
-                    "busy_s": stats.busy_s[seat.name],
-                }
-                for seat in seats
-                for kind in seat.kinds
-            ],
-        }
+            "ok": any(seat.state is State.UP for seat in seats), "capacity": self.ahead,
+            "in_flight": self._num_in_flight, "max_in_flight": self._max_in_flight,
+            "queue": queue, **stats, "judges": judges,
+        }  # fmt: skip
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:

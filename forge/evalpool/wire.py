@@ -10,6 +10,7 @@ since it may change what a verdict means.
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
@@ -171,11 +172,9 @@ class ProblemBody(Body):
         """The problem. Raises Refused for a text that no file takes."""
         fields = self.model_dump()
         for name, value in fields.items():
-            try:
-                value.encode()
-            except UnicodeEncodeError:
+            if re.search("[\ud800-\udfff]", value):
                 message = f"problem.{name}: found half of a surrogate pair; text is needed"
-                raise Refused(INVALID, message) from None
+                raise Refused(INVALID, message)
         return ReferenceModule(**fields)
 
 

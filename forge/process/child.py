@@ -167,12 +167,11 @@ class Child:
         """The last `n` lines of this child, without its predecessor's in the same file."""
         return read_last_lines(self.spec.log_path, num_lines=n, offset=self._log_offset)
 
-    def died(self, *, doing: str = "") -> ChildDied:
+    def died(self, *, doing: str) -> ChildDied:
         """The error for a child that ended unasked, with its exit reason and last log lines."""
         age_s = time.monotonic() - self.started_at
-        while_doing = f" while {doing}" if doing else ""
         return ChildDied(
-            f"{self.spec.name} died {age_s:.0f} s after start{while_doing}: {self.exit_reason}. "
+            f"{self.spec.name} died {age_s:.0f} s after start while {doing}: {self.exit_reason}. "
             f"{self._log_tail()}"
         )
 
@@ -261,24 +260,17 @@ def _spawn(spec: ChildSpec, *, observer: ProcessObserver | None) -> Child:
         with spec.log_path.open("ab") as log:
             log_offset = log.seek(0, os.SEEK_END)
             process = subprocess.Popen(
-                [*spec.argv, str(config_path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=env,
-                pass_fds=(read_fd,),
-                start_new_session=True,
-            )
+                [*spec.argv, str(config_path)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=env, pass_fds=(read_fd,), start_new_session=True,
+            )  # fmt: skip
     except OSError as error:
         os.close(write_fd)
-        raise MachineError(
-            f"{spec.name} cannot be started: {spec.argv[0]}: {error.strerror}"
-        ) from error
+        words = f"{spec.name} cannot be started: {spec.argv[0]}: {error.strerror}"
+        raise MachineError(words) from error
     finally:
         os.close(read_fd)
-    child = Child(
-        spec, process=process, lease_fd=write_fd, log_offset=log_offset, observer=observer
-    )
+    made: Any = {"process": process, "lease_fd": write_fd, "log_offset": log_offset}
+    child = Child(spec, **made, observer=observer)
     logger.info("%s started: pid %d on %s", spec.name, child.pid, spec.devices)
     if observer is not None:
         observer.started(spec.name, pid=child.pid, devices=spec.devices, log_path=spec.log_path)

@@ -9,7 +9,7 @@ POST /evaluate         -> {"message": ...}    an evaluation after the step, or 4
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge.errors import ChildDied, ConfigError
@@ -114,12 +114,8 @@ class ComponentStatus:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ComponentStatus:
-        """Inverse of the JSON. Ignores unknown fields, which a newer runner may send."""
+        """Inverse of `asdict`. Ignores unknown fields, which a newer runner may send."""
         return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON for the socket."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +128,6 @@ class LiveStatus:
     done: int
     total: int
     unit: str
-    elapsed_s: float
     eta_s: float | None
     """Seconds to the end of the stage."""
     tokens_per_s: float
@@ -145,7 +140,7 @@ class LiveStatus:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LiveStatus:
-        """Inverse of the JSON. Ignores unknown fields, which a newer runner may send."""
+        """Its JSON as a record. Ignores unknown fields, which a newer runner may send."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         components = [ComponentStatus.from_json(each) for each in known.pop("components", ())]
         return cls(**known, components=components)

@@ -37,14 +37,10 @@ BLOCKING_VARIABLES = {
 KFD = Path("/dev/kfd")
 """Device of AMD's driver."""
 AMD_SETTINGS = {
-    "HIP_PLATFORM": "amd",
-    "HSA_ENABLE_SDMA": "0",
-    "HSA_ENABLE_COREDUMP": "0",
-    "HIP_ENABLE_COREDUMP": "0",
-    "ROCM_DISABLE_CRASH_DUMP": "1",
-    "AMD_LOG_LEVEL": "0",
+    "HIP_PLATFORM": "amd", "HSA_ENABLE_SDMA": "0", "HSA_ENABLE_COREDUMP": "0",
+    "HIP_ENABLE_COREDUMP": "0", "ROCM_DISABLE_CRASH_DUMP": "1", "AMD_LOG_LEVEL": "0",
     "GPU_MAX_HW_QUEUES": "1",
-}
+}  # fmt: skip
 IDLE_BYTES = 1 << 30
 """Maximum memory that driver, display and monitoring hold on an idle GPU."""
 

@@ -25,8 +25,6 @@ SECRET_ENDINGS = (
 
 THREADED = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")
 """Libraries with threads, by the name in their variable."""
-
-
 SIOCGIFADDR = 0x8915
 """Linux: asks for the address of a network interface."""
 RANKS_PARENT_VARIABLE = "FORGE_RANKS_PID"
@@ -91,9 +89,9 @@ class Rendezvous:
 def rank_envs(num_ranks: int, *, meeting: Rendezvous | None = None) -> list[dict[str, str]]:
     """The environment of each rank on this machine: ours, with torchrun's variables. Without
     `meeting`, this machine has all of them."""
-    loopback = "127.0.0.1"
+    own = "127.0.0.1"
     here = meeting or Rendezvous(
-        address=loopback, port=free_port(loopback), host=loopback, first=0, num_here=num_ranks
+        address=own, port=free_port(own), host=own, first=0, num_here=num_ranks
     )
     shared = {
         "WORLD_SIZE": str(num_ranks),

@@ -62,10 +62,6 @@ def hold_lease() -> dict[str, Any]:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
         if is_readable(fd):
             _kill_own_group()
-    if len(sys.argv) < 2:
-        raise SystemExit(
-            f"{sys.argv[0]} is a child process of forge: give it the path of its JSON config"
-        )
     return json.loads(Path(sys.argv[1]).read_text())
 
 

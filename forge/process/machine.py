@@ -34,13 +34,9 @@ OPEN_FILES = 65536
 MIN_ADDRESS_SPACE = 8 << 30
 """A judge maps 2 GB of torch, and its candidate may take memory_bytes (4 GB) more."""
 MEMORY_WORDS = (
-    "Cannot allocate memory",
-    "MemoryError",
-    "bad_alloc",
-    "failed to map segment",
-    "can't allocate memory",
-    "can't start new thread",
-)
+    "Cannot allocate memory", "MemoryError", "bad_alloc", "failed to map segment",
+    "can't allocate memory", "can't start new thread",
+)  # fmt: skip
 M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
 """glibc: malloc.h."""
 LARGE_BYTES = 1 << 20

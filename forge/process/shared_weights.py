@@ -73,7 +73,11 @@ def open_shared(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     given = json.loads((folder / SHARED).read_text())
-    device = _find_device(given["device"])
+    uuid, devices = given["device"], range(torch.cuda.device_count())
+    seen = [_uuid(torch.device("cuda", index)) for index in devices]
+    if uuid not in seen:
+        raise RuntimeError(f"the weights are on GPU {uuid}; this process sees {', '.join(seen)}")
+    device = seen.index(uuid)
     for name, entry in given["tensors"].items():
         handle, size, start, counter, counter_offset, event, is_synced = entry["storage"]
         shape = torch.Size(entry["shape"])
@@ -98,12 +102,3 @@ def _uuid(device: torch.device) -> str:
     import torch
 
     return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def _find_device(uuid: str) -> int:
-    import torch
-
-    seen = [_uuid(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
-    if uuid not in seen:
-        raise RuntimeError(f"the weights are on GPU {uuid}; this process sees {', '.join(seen)}")
-    return seen.index(uuid)

@@ -43,7 +43,7 @@ def open_socket_dir(*, base: Path | None = None) -> Generator[Path]:
 def open_private_dir(parent: Path, *, prefix: str = PREFIX) -> Generator[Path]:
     """A new 0700 directory in `parent` that ends with this process; if it is killed, with the next
     one that makes a directory of this prefix there."""
-    _sweep(parent, prefix)
+    remove_left_dirs(parent, prefix)
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     with (directory / "new").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,19 +54,14 @@ def open_private_dir(parent: Path, *, prefix: str = PREFIX) -> Generator[Path]:
             remove_socket_dir(directory)
 
 
-def remove_left_dirs() -> None:
-    """Remove the directories of killed processes, for a process that makes none itself."""
-    _sweep(Path(tempfile.gettempdir()), PREFIX)
-
-
 def remove_socket_dir(directory: Path) -> None:
     """Remove it with all sockets. For a process that ends without leaving `open_socket_dir`."""
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _sweep(parent: Path, prefix: str) -> None:
+def remove_left_dirs(parent: Path | None = None, prefix: str = PREFIX) -> None:
     """Remove this user's directories whose owner is dead."""
-    for directory in parent.glob(f"{prefix}*"):
+    for directory in (parent or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
         try:
             with (directory / OWNER).open() as lock:
                 if os.fstat(lock.fileno()).st_uid == os.geteuid():

@@ -26,7 +26,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -525,7 +525,7 @@ class Components:
 
     def to_json(self) -> dict[str, Any]:
         """The components' part of /status."""
-        return {"components": [each.to_json() for each in self.latest]}
+        return {"components": [asdict(each) for each in self.latest]}
 
     async def watch(self) -> None:
         """Updates `latest` once a second until cancelled."""

@@ -194,8 +194,7 @@ def test_without_a_pid_namespace_a_killed_zygote_takes_its_candidates_daemons_al
     with open_bench_at(tmp_path / "root", isolation=Isolation.LANDLOCK) as bench:
         launcher = bench.spawner._process.pid
         child = bench.start(DAEMON)
-        runner = processes.read_row(child.pid_here)
-        zygote = runner.parent
+        zygote = next(row.parent for row in processes.read_table() if row.pid == child.pid_here)
         wait_until(lambda: num_children(zygote) == 2)  # the runner, and the daemon as an orphan
         everybody = tree(launcher)
         os.kill(zygote if victim == "zygote" else launcher, signal.SIGKILL)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from forge.evalpool.judge.numbers.opcount import (
     OpCounter,
     count_work,
-    has_products,
     rounding_of,
 )
 from forge.evalpool.judge.trial.draws import parse_rounding
@@ -35,28 +34,6 @@ def test_what_no_result_is_rounded_to_does_not_count() -> None:
     assert rounding(lambda x: x.float() @ x.float(), dtype=torch.float16) == "fp32"
     assert rounding(lambda x: torch.cat([x, x]).clone().float(), dtype=torch.float16) == "fp32"
     assert rounding(lambda x: x + torch.zeros(4, dtype=torch.float16)) == "fp32"
-
-
-def test_a_reference_that_cannot_be_watched_has_its_problems_precision() -> None:
-    assert rounding_of(None, "fp32") == "fp32"
-    assert rounding_of(None, "fp16") == "fp16"
-
-
-@pytest.mark.parametrize(
-    ("names", "flops", "expected"),
-    [
-        ({"addmm"}, 6, True),
-        ({"_cudnn_rnn"}, 0, True),
-        ({"_thnn_fused_lstm_cell", "add"}, 0, True),
-        ({"relu"}, 0, False),
-    ],
-)
-def test_layers_of_cudnn_may_use_tf32_too(names: set[str], flops: int, expected: bool) -> None:
-    """Their products are one operation, without FLOPs of its own."""
-    counted = OpCounter()
-    counted.names, counted.flops = names, flops
-    assert has_products(counted) is expected
-    assert has_products(None), "it cannot be watched"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """Bodies of requests as pydantic models, and the first mistake of one in a line: where, what was
-found, what is needed.
-
-Used by the routes of judges (`evalpool.wire`), of `/v1/` and of OpenEnv.
-"""
+found, what is needed."""
 
 from __future__ import annotations
 
@@ -22,14 +19,11 @@ UNKNOWN_KEY = "unknown key"
 MAX_KEY = 40
 """Characters of a client's key in a message."""
 NEEDED = {
-    "string_type": "a string is needed",
-    "bool_type": "true or false is needed",
-    "int_type": "a whole number is needed",
-    "float_type": "a number is needed",
-    "dict_type": "an object is needed",
-    "model_type": "an object is needed",
+    "string_type": "a string is needed", "bool_type": "true or false is needed",
+    "int_type": "a whole number is needed", "float_type": "a number is needed",
+    "dict_type": "an object is needed", "model_type": "an object is needed",
     "list_type": "an array is needed",
-}
+}  # fmt: skip
 """Requirements by pydantic's type of error."""
 NAMES = {
     "bool": "a boolean", "int": "a number", "float": "a number", "str": "a string",

@@ -100,13 +100,9 @@ def build(
     init: Sequence[Node],
     forward: Sequence[Node],
     outputs: Sequence[int],
-    target: str,
-    triton: str,
-    returned: str = "tensor",
-    nesting: str = "",
-    stateful: str = "",
+    **facts: Any,
 ) -> Program:
-    """A program of these nodes."""
+    """A program of these nodes; `facts` are its further fields."""
     tensors, kernels, storages, constants = (_numbers() for _ in range(4))
     new: Any = (tensors.__getitem__, kernels.__getitem__)
     kept = pruned(parts, init=init, forward=forward, outputs=outputs)
@@ -126,18 +122,14 @@ def build(
         return one
 
     return Program(
-        target=target,
         storages=tuple(map(placed, storages)),
         tensors=new_tensors,
         kernels=tuple(parts.kernels[number] for number in kernels),
         init=new_init,
         forward=new_forward,
         outputs=new_outputs,
-        returned=returned,
-        nesting=nesting,
         constants=tuple(parts.constants[number] for number in constants),
-        triton=triton,
-        stateful=stateful,
+        **facts,
     )
 
 

@@ -12,8 +12,7 @@ known, so that the judge needs nothing else. Imports no torch.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.channel import frames
@@ -32,13 +31,12 @@ MAX_PROGRAM_BYTES = 64 << 20
 """More than the bounds of the format add up to; a longer program is refused unread."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """One message of a capture child."""
 
     kind: Kind
     """DONE, ASK or FAILED."""
-    body: dict[str, Any] = field(default_factory=dict[str, Any])
+    body: dict[str, Any]
     """For DONE the notes of `session.capture`; for FAILED `CaptureFailed.body`."""
     program: bytes = b""
     """Bytes of the program for DONE and ASK; unchecked."""
@@ -61,7 +59,7 @@ def receive(sock: socket.socket, *, deadline: frames.Deadline) -> Answer:
     while True:
         frame = frames.receive(sock, deadline=deadline, expected=expected)
         if frame.kind is Kind.FAILED:
-            return Answer(kind=frame.kind, body=frame.body)
+            return Answer(frame.kind, frame.body)
         expected = (frame.kind,)
         part = frame.body.get("part")
         if not isinstance(part, str) or not part:
@@ -74,8 +72,7 @@ def receive(sock: socket.socket, *, deadline: frames.Deadline) -> Answer:
             raise frames.FrameError(f"a program of more than {MAX_PROGRAM_BYTES} bytes")
         body = frame.body.get("body")
         if isinstance(body, dict):
-            found = cast("dict[str, Any]", body)
-            return Answer(kind=frame.kind, body=found, program=bytes(data))
+            return Answer(frame.kind, cast("dict[str, Any]", body), bytes(data))
 
 
 def answer(sock: socket.socket, value: Any) -> None:

@@ -50,14 +50,11 @@ ALIGNMENT = 512
 """Bytes: torch's allocator aligns its blocks so, and Triton specialises on the address."""
 
 ALLOCATIONS = frozenset(
-    {
-        "aten::empty",
-        "aten::empty_strided",
-        "aten::empty_like",
-        "aten::empty_permuted",
-        "aten::new_empty",
-        "aten::new_empty_strided",
-    }
+    f"aten::{name}"
+    for name in (
+        *("empty", "empty_strided", "empty_like", "empty_permuted"),
+        *("new_empty", "new_empty_strided"),
+    )
 )
 """Operations without a node: their result is an uninitialised storage."""
 TORCH = frozenset({"aten", "prim", "prims", "profiler", "inductor", "_c10d_functional"})
@@ -306,9 +303,8 @@ class Recorder(TorchDispatchMode):
         except fake_tensor.UnsupportedOperatorException as error:  # no rule for its result's shape
             decomposition = decomposition_table.get(func)
             if decomposition is None:
-                raise Unsupported(
-                    f"{func}: its result's shape is unknown before it runs"
-                ) from error
+                words = f"{func}: its result's shape is unknown before it runs"
+                raise Unsupported(words) from error
             with self:
                 return decomposition(*args, **kwargs)
         made = [one for one in leaves(result) if isinstance(one, FakeTensor)]
@@ -322,19 +318,15 @@ class Recorder(TorchDispatchMode):
 
     def add_op(self, func: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
         """Appends the node of an operation with these results."""
-        self.add(
-            Op(
-                name=str(func),
-                arguments=tuple(self._literal(one) for one in args),
-                keywords={
-                    name: self._literal(one)
-                    for name, one in kwargs.items()
-                    if name not in ("device", "generator")
-                },
-                results=tuple(map(self.tensor, made)),
-                line=self.line(),
-            )
+        named = {n: one for n, one in kwargs.items() if n not in ("device", "generator")}
+        node = Op(
+            name=str(func),
+            arguments=tuple(map(self._literal, args)),
+            keywords={name: self._literal(one) for name, one in named.items()},
+            results=tuple(map(self.tensor, made)),
+            line=self.line(),
         )
+        self.add(node)
 
     def _literal(self, value: Any) -> Literal:
         if isinstance(value, FakeTensor):

@@ -178,8 +178,8 @@ class Session:
         return program
 
     def _repeated(self) -> list[Node]:
-        """Nodes of two calls with the same tensors. Raises Unsupported for a host that returns
-        what it had for them."""
+        """Nodes of two calls with the same tensors, where asked for. Raises Unsupported for a host
+        that returns what it had for them."""
         if not self.request.get("repeats"):
             return []
         self.asking.is_repeating, inputs = True, self._other_inputs()
@@ -293,8 +293,8 @@ class Session:
         self, forward: list[Node], outputs: list[int], *, parts: Parts, **facts: Any
     ) -> Program:
         made: Any = {"init": self.init, "forward": forward, "outputs": outputs}
-        form: Any = {"returned": self.returned, "nesting": self.nesting, **facts}
-        return build(parts, **made, **form, target=self.card.target, triton=triton.__version__)
+        facts = {"returned": self.returned, "nesting": self.nesting, **facts}
+        return build(parts, **made, **facts, target=self.card.target, triton=triton.__version__)
 
     def _prefix(self, *, outputs: list[int]) -> Program:
         """The program until now, for a question to the judge."""
@@ -445,14 +445,12 @@ class Session:
             yield name, (type(value), repr(value))
 
     def _output(self, value: Any) -> int:
-        if not isinstance(value, torch.Tensor):
-            kind = type(value).__name__
-        elif value.layout is not torch.strided:
-            kind = "sparse tensor"
-        elif value.device.type != "cuda":
-            kind = f"tensor on {value.device.type}"
-        else:
-            return self.recorder.tensor(value)
+        kind = type(value).__name__
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided and value.device.type == "cuda":
+                return self.recorder.tensor(value)
+            is_sparse = value.layout is not torch.strided
+            kind = "sparse tensor" if is_sparse else f"tensor on {value.device.type}"
         raise TypeError(f"forward returned a {kind}; return tensors on the inputs' device")
 
     # Tensors that the judge supplies

@@ -76,13 +76,11 @@ class ModelNew(torch.nn.Module):
 def warm_up() -> None:
     """Captures a candidate with common constructs; afterwards the process answers as before."""
     request = {
-        "entry_point": "ModelNew",
-        "init": ["list", [["value", 32]]],
+        "entry_point": "ModelNew", "init": ["list", [["value", 32]]],
+        "inputs": ["list", [["tensor", 2]]], "order": ["linear.weight", "linear.bias"],
         "state": [["linear.weight", 0], ["linear.bias", 1]],
-        "order": ["linear.weight", "linear.bias"],
-        "inputs": ["list", [["tensor", 2]]],
         "tensors": [["float32", [32, 32], 0], ["float32", [32], 0], ["float32", [32, 32], 0]],
-    }
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         session.capture(request, CODE, file=str(Path(folder) / "candidate.py"))
     Stage.get().end()

@@ -58,7 +58,6 @@ class Weights:
 
     @property
     def tensors(self) -> list[Any]:
-        """Tensors that have taken values."""
         return [tensor for tensor, _ in self._taken.values()]
 
     def name_of(self, tensor: torch.Tensor) -> str | None:

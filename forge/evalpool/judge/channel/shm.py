@@ -32,21 +32,10 @@ LARGE_BYTES = 8 << 20
 """Memory that is not copied."""
 MAX_DIMENSIONS = 16
 ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-    "complex64": 8,
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8,
     "complex128": 16,
-}
+}  # fmt: skip
 """Types that a tensor may have; others make a problem unjudgeable. Outputs are not complex."""
 
 F_ADD_SEALS = 1033
@@ -130,16 +119,10 @@ def taken(fd: int, num_bytes: int) -> Data:
     return memoryview(mmap.mmap(fd, num_bytes, flags=flags, prot=mmap.PROT_READ))
 
 
-NUMPY_TYPES = {
-    "float64": np.float64,
-    "float32": np.float32,
-    "float16": np.float16,
-    "int64": np.int64,
-    "int32": np.int32,
-    "int16": np.int16,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "bool": np.uint8,
+NUMPY_TYPES: dict[str, Any] = {
+    name: np.uint8 if name == "bool" else np.dtype(name)
+    for name in ITEM_BYTES
+    if not name.startswith(("bfloat", "float8"))
 }
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 UNWRITTEN_BYTE = 0xA5

@@ -113,16 +113,19 @@ class Spawner:
         `answers` for the children of a harvest."""
         self.isolation = Isolation.NONE
         """The level in use on this machine, once ready."""
-        self._wanted = isolation
+        self.versions: dict[str, str] = {}
+        self._config = {
+            "isolation": isolation, "folder": str(folder), "judge_pid": os.getpid(),
+            "device": "gpu" if is_gpu else "cpu", "gpu_minor": gpu_minor,
+            "site_packages": site_packages, "harvests": harvests,
+        }  # fmt: skip
+        """Of the zygote."""
+        self._has_uids = os.geteuid() == 0 and isolation != Isolation.NONE
         self._cores = Cores(cores)
         self._num_children = num_children
         kind = CapsKind.WATCH if is_gpu else CapsKind.RLIMIT
         self._caps = Caps(kind, memory_bytes=memory_bytes)
         self._is_gpu = is_gpu
-        self._gpu_minor = gpu_minor
-        self._site_packages = site_packages
-        self._harvests = harvests
-        self.versions: dict[str, str] = {}
         self._folder = folder
         self._memory_bytes = memory_bytes
         self._lock = threading.RLock()
@@ -149,25 +152,13 @@ class Spawner:
         self._folder.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         proof.ask_for_credentials(ours)
-        config = {
-            "isolation": self._wanted, "folder": str(self._folder), "judge_pid": os.getpid(),
-            "device": "gpu" if self._is_gpu else "cpu", "gpu_minor": self._gpu_minor,
-            "site_packages": self._site_packages, "harvests": self._harvests,
-        }  # fmt: skip
         module = "forge.evalpool.judge.children.zygote"
-        command = [sys.executable, "-m", module, str(theirs.fileno()), json.dumps(config)]
+        command = [sys.executable, "-m", module, str(theirs.fileno()), json.dumps(self._config)]
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        if not self._is_gpu:
-            env |= root.NO_CARDS
-        env |= {
-            "PATH": "/usr/bin:/bin",
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "passive",  # an oracle may have several threads
-            "OPENBLAS_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }
-        if self._harvests:
-            env |= HARVEST
+        env |= {} if self._is_gpu else root.NO_CARDS
+        env |= {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+        env |= {"PATH": "/usr/bin:/bin", "OMP_WAIT_POLICY": "passive"}  # of an oracle's threads
+        env |= HARVEST if self._config["harvests"] else {}
         self._process = subprocess.Popen(
             command, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
         )
@@ -202,8 +193,7 @@ class Spawner:
         `source`, the reference that it is to run, names. Raises ZygoteGone or WeakSandbox."""
         ours, theirs = socket.socketpair()
         uids = CANDIDATE_UIDS if role == CANDIDATE_ROLE else OTHER_UIDS
-        has_uids = os.geteuid() == 0 and self._wanted != Isolation.NONE
-        uid = uids.take() if has_uids else None
+        uid = uids.take() if self._has_uids else None
         core = self._cores.take()
         cores = self._cores.every if role in WIDE and not self._is_gpu else (core,)
         try:
@@ -212,7 +202,7 @@ class Spawner:
                 "role": role, "uid": uid, "cores": () if core is None else cores,
                 "memory_bytes": None if self._is_gpu else self._memory_bytes,
                 "num_siblings": self._num_children,
-                "home_files": home_files(source) if self._site_packages else {},
+                "home_files": home_files(source) if self._config["site_packages"] else {},
             }  # fmt: skip
             with self._lock:
                 answer = self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)

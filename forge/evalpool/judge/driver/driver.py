@@ -60,16 +60,10 @@ OUT_OF_MEMORY: Final = 2
 FAULTS: Final = frozenset({214, 700, 702, 709, 710, *range(714, 720), 999})
 """Codes after which the context is lost: illegal addresses and instructions, traps, timeouts."""
 ERROR_NAMES: Mapping[int, str] = {
-    1: "INVALID_VALUE",
-    2: "OUT_OF_MEMORY",
-    200: "INVALID_IMAGE",
-    209: "NO_BINARY_FOR_GPU",
-    218: "INVALID_PTX",
-    700: "ILLEGAL_ADDRESS",
-    701: "LAUNCH_OUT_OF_RESOURCES",
-    702: "LAUNCH_TIMEOUT",
-    719: "LAUNCH_FAILED",
-}
+    1: "INVALID_VALUE", 2: "OUT_OF_MEMORY", 200: "INVALID_IMAGE", 209: "NO_BINARY_FOR_GPU",
+    218: "INVALID_PTX", 700: "ILLEGAL_ADDRESS", 701: "LAUNCH_OUT_OF_RESOURCES",
+    702: "LAUNCH_TIMEOUT", 719: "LAUNCH_FAILED",
+}  # fmt: skip
 """Used where the driver has no call for it; CUDA's and HIP's numbers agree here."""
 SUPPORTS_VIRTUAL_MEMORY: Final = 102
 """Device attribute."""
@@ -399,21 +393,11 @@ class Driver:
     def encode_map(self, spec: MapSpec, *, address: int, target: TensorMap) -> None:
         """Writes a tensor map for a tensor at `address`."""
         rank = len(spec.shape)
-        self.call(
-            "tensor_map",
-            byref(target),
-            c_int(spec.data_type),
-            c_uint(rank),
-            c_void_p(address),
-            (c_ulonglong * rank)(*spec.shape),
-            (c_ulonglong * rank)(*spec.stride_bytes),
-            (c_uint * rank)(*spec.box),
-            (c_uint * rank)(*[1] * rank),
-            c_int(0),
-            c_int(spec.swizzle),
-            c_int(2),
-            c_int(1 if spec.is_nan_filled else 0),
-        )
+        longs, ints = c_ulonglong * rank, c_uint * rank
+        sizes = (longs(*spec.shape), longs(*spec.stride_bytes), ints(*spec.box), ints(*[1] * rank))
+        form = (c_int(0), c_int(spec.swizzle), c_int(2), c_int(spec.is_nan_filled))
+        what = (byref(target), c_int(spec.data_type), c_uint(rank), c_void_p(address))
+        self.call("tensor_map", *what, *sizes, *form)
 
 
 def _properties(device: int, *, is_shared: bool) -> MemoryProperties:

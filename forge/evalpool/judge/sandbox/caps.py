@@ -1,17 +1,14 @@
 """Caps of a judge's children: memory of each with all that it starts; their cores and user ids.
 
-Called by the spawner. `rlimit` on a CPU (RLIMIT_AS, set in the sandbox, limits each process; the
-judge samples those that start others, and kills); `watch` on a GPU, where CUDA reserves more
-address space than there is memory: the judge samples all, and kills.
-
-Not covered: a sample may be 250 ms late, and sees neither pipes nor memfd pages that no process
-maps (memfd is refused on a CPU).
+`rlimit` on a CPU (RLIMIT_AS, set in the sandbox, limits each process; the judge samples those that
+start others, and kills); `watch` on a GPU, where CUDA reserves more address space than there is
+memory: the judge samples all, and kills. Not covered: a sample may be 250 ms late, and sees neither
+pipes nor memfd pages that no process maps (memfd is refused on a CPU).
 
 The pool divides the cores among judges (`evalpool/capacity.py`). A child is held to one core, and
 the kernel and seccomp keep it there with everything that it starts: with eight threads it is as
-slow as eight, and nothing else is. So a judge's children use at most as many cores as there are
-children, within the judge's share. An oracle, in which no candidate's code runs, has the whole
-share: its judge waits for it, and a draw of large tensors has work for all of them.
+slow as eight, and nothing else is. An oracle, in which no candidate's code runs, has the judge's
+whole share: a draw of large tensors has work for all of them.
 """
 
 from __future__ import annotations
@@ -71,8 +68,8 @@ All are below `nobody`."""
 
 
 class Uids:
-    """Hands out user ids of a range, to each living child another. Called from several threads.
-    Each process begins at another place, since judges of one machine share the range."""
+    """Hands out user ids of a range, to each living child another. Each process begins at another
+    place, since judges of one machine share the range."""
 
     def __init__(self, first: int) -> None:
         self._first = first

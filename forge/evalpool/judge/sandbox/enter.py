@@ -69,12 +69,9 @@ CHILD_ENVIRONMENT = {
 
 
 LIMIT_FLAGS = {
-    resource.RLIMIT_AS: "-v (bytes)",
-    resource.RLIMIT_NPROC: "-u",
-    resource.RLIMIT_FSIZE: "-f (bytes)",
-    resource.RLIMIT_NOFILE: "-n",
-    resource.RLIMIT_CORE: "-c",
-}
+    resource.RLIMIT_AS: "-v (bytes)", resource.RLIMIT_NPROC: "-u",
+    resource.RLIMIT_FSIZE: "-f (bytes)", resource.RLIMIT_NOFILE: "-n", resource.RLIMIT_CORE: "-c",
+}  # fmt: skip
 """Flags of `ulimit` for the limits of a child."""
 SYSCTLS = {
     "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
@@ -90,14 +87,11 @@ class LimitTooLow(Exception):
 
 
 class Isolation(StrEnum):
-    """Level of the sandbox. Recorded in every verdict."""
+    """Level of the sandbox, as above. Recorded in every verdict."""
 
     NAMESPACES = "namespaces"
-    """Own pid, mount, ipc and net namespaces, allow-list root, own uid under root."""
     LANDLOCK = "landlock"
-    """Landlock, seccomp, limits, own uid under root; killed by process group."""
     NONE = "none"
-    """Limits and no_new_privs only: files, sockets and other processes are within reach."""
 
     @property
     def has_namespaces(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,14 +27,9 @@ class Row:
 
 def read_table() -> list[Row]:
     """Every process that we see, zombies too."""
-    rows = (read_row(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return [row for row in rows if row is not None]
-
-
-def read_row(pid: int) -> Row | None:
-    """None when it is gone."""
-    fields = _stat(pid)
-    return None if fields is None else Row(pid, int(fields[1]), int(fields[2]))
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = ((pid, _stat(pid)) for pid in pids)
+    return [Row(pid, int(fields[1]), int(fields[2])) for pid, fields in found if fields]
 
 
 def has_ended(pid: int) -> bool:
@@ -82,20 +78,17 @@ def _scheduled(pid: int, task: int) -> tuple[float, float]:
 
 def has_children(pid: int) -> bool:
     """True if a process has started others that run; also where the kernel does not say."""
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    for task in tasks:
-        try:
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                if file.read():
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            try:
+                with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                    if file.read():
+                        return True
+            except ProcessLookupError:
+                continue
+            except FileNotFoundError:  # a task that ended, or a kernel without CONFIG_PROC_CHILDREN
+                if os.path.exists(f"/proc/{pid}/task/{task}"):
                     return True
-        except ProcessLookupError:
-            continue
-        except FileNotFoundError:  # a task that ended, or a kernel without CONFIG_PROC_CHILDREN
-            if os.path.exists(f"/proc/{pid}/task/{task}"):
-                return True
     return False
 
 

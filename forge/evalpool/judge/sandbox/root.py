@@ -7,16 +7,12 @@ devices, and empty directories; no program, no home, no forge, no run directory,
 
 Distributions of `judge.site_packages` are for children that run references alone. They lie in a
 folder of their own, `PACKAGES`, which every other child unmounts before it runs anything; without
-a root, Landlock lets only these children read them.
+a root, Landlock lets only these children read them. These children also find `config.json` of the
+models that a reference names in their home directory, in the layout of a Hugging Face cache.
 
 A child on a GPU sees device nodes, driver libraries and a compiler, too. Triton compiles a launcher
 in C for each signature, so the programs of /usr/bin are shown on GPU machines; they run in the same
-sandbox as the candidate and can do no more than it. Nothing here asks a GPU: the zygote may not
-make a context.
-
-Children that run references reach neither the Hugging Face cache of this machine nor a model hub:
-`config.json` of the models that a reference names is copied into their home directory, in the
-cache's layout. Weights are not copied; `reference/stand_ins.py` makes random ones.
+sandbox as the candidate and can do no more than it.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ from forge.evalpool.site_packages import importable_paths, with_needs
 from forge.process.devices import AMD_SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 # --- files for a card
@@ -75,8 +71,15 @@ def find_gpu_files(*, minor: int | None, dev: Path = Path("/dev")) -> GpuFiles:
         names = [*(one.name for one in sorted(dev.glob(cards))), *NVIDIA_NODES]
         devices = [name for name in names if (dev / name).exists()]
         shown = []
-    headers = {sysconfig.get_paths()[name] for name in ("include", "platinclude")}
-    shown += [*_driver_folders(), *sorted(headers)]
+    # Folders with the driver's library that are no system library's: of ldconfig, and the user's.
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False)
+    paths = [line.split()[-1] for line in listed.stdout.splitlines() if "=>" in line]
+    folders = [os.path.dirname(path) for path in paths if path.endswith(DRIVER_LIBRARIES)]
+    folders += os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    for folder in dict.fromkeys(filter(None, folders)):
+        has_driver = any(os.path.exists(f"{folder}/{name}") for name in DRIVER_LIBRARIES)
+        shown += [folder] if has_driver and not folder.startswith(("/lib", "/usr/lib")) else []
+    shown += sorted({sysconfig.get_paths()[name] for name in ("include", "platinclude")})
     shown += [path for path in COMPILER if not os.path.islink(path)]
     return devices, [path for path in shown if os.path.isdir(path)]
 
@@ -84,27 +87,11 @@ def find_gpu_files(*, minor: int | None, dev: Path = Path("/dev")) -> GpuFiles:
 def child_environment() -> dict[str, str]:
     """Environment of a child on a GPU beyond `enter.CHILD_ENVIRONMENT`, less the interpreter's."""
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
-        "PATH": "/usr/bin:/bin",
-        "CUDA_MODULE_LOADING": "LAZY",
-        "CUDA_CACHE_DISABLE": "1",
+        "PATH": "/usr/bin:/bin", "CUDA_MODULE_LOADING": "LAZY", "CUDA_CACHE_DISABLE": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": NUM_QUEUES,
         # Of a baseline under torch.compile.
-        "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    }
-
-
-def _driver_folders() -> Iterator[str]:
-    """Folders with the driver's library that are no system library's: of ldconfig, and the user's
-    LD_LIBRARY_PATH."""
-    told = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False)
-    lines = (line.split()[-1] for line in told.stdout.splitlines() if "=>" in line)
-    folders = [os.path.dirname(path) for path in lines if path.endswith(DRIVER_LIBRARIES)]
-    folders += os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    for folder in dict.fromkeys(filter(None, folders)):
-        has_driver = any(os.path.exists(f"{folder}/{name}") for name in DRIVER_LIBRARIES)
-        if has_driver and not folder.startswith(("/lib", "/usr/lib")):
-            yield folder
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }  # fmt: skip
 
 
 # --- the root
@@ -158,7 +145,13 @@ def plan_root(gpu: GpuFiles | None = None, *, site_packages: Iterable[str] = ())
     devices, of_card = gpu or ([], [])
     shown += of_card
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
-    shown += [stdlib, *_shared_python(), *(path for path in SYSTEM_FILES if os.path.exists(path))]
+    # libpython, where the interpreter is built with it and it is no system library.
+    folder, name = (sysconfig.get_config_var(one) or "" for one in ("LIBDIR", "INSTSONAME"))
+    python = os.path.realpath(f"{folder}/{name}")
+    is_shared = name.startswith("libpython") and ".so" in name
+    is_shared = is_shared and not python.startswith(("/usr/lib", "/lib"))
+    files = (*SYSTEM_FILES, *((python,) if is_shared else ()))
+    shown += [stdlib, *(path for path in files if os.path.exists(path))]
     hidden = [path for name in HIDDEN if os.path.isdir(path := f"{stdlib}/{name}")]
     shown += importable_paths(with_needs(DISTRIBUTIONS))
     packages = importable_paths(with_needs(site_packages))
@@ -280,15 +273,6 @@ def _bind(path: str, *, target: str) -> None:
         os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
         Path(target).touch()
     linux.mount(path, target, flags=linux.MS_BIND | linux.MS_REC)
-
-
-def _shared_python() -> list[str]:
-    """libpython, where the interpreter is built with it and it is no system library."""
-    folder = sysconfig.get_config_var("LIBDIR") or ""
-    name = sysconfig.get_config_var("INSTSONAME") or ""
-    path = os.path.realpath(f"{folder}/{name}")
-    is_shared = name.startswith("libpython") and ".so" in name and os.path.exists(path)
-    return [path] if is_shared and not path.startswith(("/usr/lib", "/lib")) else []
 
 
 def reference_sys_path(plan: RootPlan, *, has_root: bool) -> list[str]:

@@ -9,6 +9,7 @@ have none.
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +24,11 @@ REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 """c10's table of device guards, by device type: `c10::impl::device_guard_impl_registry`."""
 
 DEFAULTS: dict[str, Any] = {
-    "name": "NVIDIA H100 80GB HBM3",
-    "multi_processor_count": 132,
-    "total_memory": 80 << 30,
-    "shared_memory_per_block": 49152,
-    "shared_memory_per_block_optin": 232448,
-    "regs_per_multiprocessor": 65536,
-    "max_threads_per_multi_processor": 2048,
-    "max_threads_per_block": 1024,
-    "L2_cache_size": 50 << 20,
-}
+    "name": "NVIDIA H100 80GB HBM3", "multi_processor_count": 132, "total_memory": 80 << 30,
+    "shared_memory_per_block": 49152, "shared_memory_per_block_optin": 232448,
+    "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048,
+    "max_threads_per_block": 1024, "L2_cache_size": 50 << 20,
+}  # fmt: skip
 """Torch's properties of an H100, which are the default."""
 
 
@@ -178,19 +174,13 @@ def _apply(module: Any, fn: Any, recurse: bool = True) -> Any:
     return module
 
 
-class Guard:
+class Guard(nullcontext[Any]):
     """`torch.cuda.device(...)`, `device_of`: changes nothing."""
 
     idx = prev_idx = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> Guard:
-        return self
-
-    def __exit__(self, *args: object) -> bool:
-        return False
+        super().__init__(self)
 
 
 class Generator:
@@ -223,13 +213,12 @@ def _answers(card: Card) -> dict[str, Any]:
         "is_current_stream_capturing": lambda: False,
         "default_generators": (Generator(),),
     }
-    for name in ("current_device", "_exchange_device", "_maybe_exchange_device"):
-        answers[name] = zero
-    for name in (
+    zeros = ("current_device", "_exchange_device", "_maybe_exchange_device")
+    nothings = (
         *("init", "_lazy_init", "set_device", "empty_cache", "synchronize"),
         *("manual_seed", "manual_seed_all"),
-    ):
-        answers[name] = nothing
+    )
+    answers |= dict.fromkeys(zeros, zero) | dict.fromkeys(nothings, nothing)
     return answers | dict.fromkeys(("device", "device_of", "_DeviceGuard"), Guard)
 
 
