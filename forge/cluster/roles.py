@@ -87,9 +87,7 @@ async def _open_judge(
                 f"{name} runs on {hosted.host}, and {hosted.url} cannot be reached from here: "
                 f"{error}; nodes must reach each other on all ports, as Ray needs too"
             ) from error
-        yield Link(
-            client=client, health=health, ended=hosted.wait, timeout_s=timeout_s, host=hosted.host
-        )
+        yield Link(client=client, health=health, ended=hosted.wait, host=hosted.host)
 
 
 def engines_elsewhere(

@@ -60,8 +60,6 @@ class Link:
     """The judge's answer to /health."""
     ended: Callable[[], Awaitable[str]]
     """Waits until the judge has ended; returns the reason."""
-    timeout_s: float
-    """Deadline of one request."""
     host: str = ""
     """Machine of the judge, if it is a node's."""
 
@@ -161,7 +159,7 @@ async def open_child_link(
             open_client(spec.socket_path, timeout_s=timeout_s) as client,
         ):
             health = await ask_health(client)
-            yield Link(client=client, health=health, ended=child.wait, timeout_s=timeout_s)
+            yield Link(client=client, health=health, ended=child.wait)
     except (ChildDied, Stalled) as error:
         logged = logged_error(error, MachineError, ChildDied)
         if logged is None:
@@ -197,7 +195,7 @@ async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
                     num_failed, message = num_failed + 1, str(error)
             return message
 
-        yield Link(client=client, health=health, ended=ended, timeout_s=timeout_s)
+        yield Link(client=client, health=health, ended=ended)
 
 
 def judge_spec(

@@ -69,7 +69,7 @@ class Script:
             transport=httpx.MockTransport(self.answer_soon), base_url="http://judge"
         ) as client:
             health = {"device": "H100", "isolation": "i", "harness": "h"}
-            yield Link(client=client, health=health, ended=never, timeout_s=5.0)
+            yield Link(client=client, health=health, ended=never)
 
 
 @asynccontextmanager

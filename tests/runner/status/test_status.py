@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -355,7 +355,7 @@ async def test_a_judge_on_a_node_shows_the_node_and_nothing_of_our_own_pids(
     status = watched.look(resident={7: 99})["judge-0"]
     assert (status.node, status.device) == ("gpu-7 10.0.0.7", "gpu-7 10.0.0.7: GPU-1a2b3c4d")
     assert (status.memory_bytes, status.gpu_memory_bytes, status.num_judged) == (None, None, 4)
-    assert ComponentStatus.from_json(status.to_json()) == status
+    assert ComponentStatus.from_json(asdict(status)) == status
 
 
 QUICKSTART = load_experiment(Path(__file__).parents[3] / "experiments" / "quickstart.toml")
