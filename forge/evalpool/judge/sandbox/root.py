@@ -62,7 +62,7 @@ GpuFiles: TypeAlias = "tuple[list[str], list[str]]"
 
 
 def find_gpu_files(*, minor: int | None, dev: Path = Path("/dev")) -> GpuFiles:
-    """Those of the card with this minor number; of every card where it is not known."""
+    """Nodes and folders of the card with this minor number; of every card if it is unknown."""
     if (dev / "kfd").exists():
         devices = [*AMD_NODES, *(f"dri/{one.name}" for one in sorted(dev.glob("dri/renderD*")))]
         shown = [path for path in AMD_FILES if os.path.exists(path)]
