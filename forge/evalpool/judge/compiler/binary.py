@@ -165,10 +165,6 @@ def warp_size_of(target: str) -> int:
     return 64 if re.fullmatch(r"hip:gfx[1-9]\w\w", target) else 32
 
 
-MAX_THREADS = 1024
-MAX_TENSOR_MEMORY = 512
-
-
 def over_limits(binary: Binary) -> str:
     """Returns why a binary cannot be launched, in Triton's words, or an empty string. An unknown
     architecture has no limit here: the launch itself answers."""
@@ -176,8 +172,8 @@ def over_limits(binary: Binary) -> str:
     limit = SHARED_BYTES.get(f"{backend}:{arch}")
     checks = [
         ("shared memory", binary.shared_bytes, limit),
-        ("threads", binary.num_warps * int(warp_size), MAX_THREADS),
-        ("tensor memory", binary.tensor_memory, MAX_TENSOR_MEMORY),
+        ("threads", binary.num_warps * int(warp_size), 1024),
+        ("tensor memory", binary.tensor_memory, 512),
     ]
     for name, required, allowed in checks:
         if allowed is not None and required > allowed:

@@ -53,9 +53,6 @@ DEADLINE_S = 60.0
 """For one kernel: the slowest honest one seen takes 9 s on a busy core."""
 BUDGET_S = 180.0
 """For all kernels of one call: 500 configurations of a small kernel on 16 cores take 10 s."""
-ROLE = "compiler"
-REWRITTEN = ", rewritten"
-"""Behind the version in the key of a text of the judge's own."""
 T = TypeVar("T")
 MAX_KNOWN = 10_000
 MAX_MESSAGE_CHARACTERS = 2000
@@ -165,7 +162,7 @@ class Compiler:
         ]
 
     def _job(self, kernel: Kernel, target: str, is_rewritten: bool) -> Job:
-        version = self._spawner.versions.get("triton", "") + REWRITTEN * is_rewritten
+        version = self._spawner.versions.get("triton", "") + ", rewritten" * is_rewritten
         key = key_of(kernel, target=target, version=version)
         return Job(kernel=kernel, target=target, key=key, is_rewritten=is_rewritten)
 
@@ -211,7 +208,7 @@ class Compiler:
     def _in_child(self, job: Job, read: Callable[..., T | Failure]) -> T | Failure:
         """Result that `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
         try:
-            child = self._spawner.spawn(role=ROLE)
+            child = self._spawner.spawn(role="compiler")
             return self._ask(child, job, read)
         except (ZygoteGone, proof.WeakSandbox) as error:
             return Failure(kind=FailureKind.INFRA, message=str(error))
