@@ -11,7 +11,7 @@ import asyncio
 import errno
 import sqlite3
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -38,15 +38,6 @@ CTRL_C = (KeyboardInterrupt, typer.Abort, asyncio.CancelledError)
 DENIALS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 """Refusals of the file system: read-only, no permission, above the limit of a file, a bad disk."""
 
-_OUT_OF_DESCRIPTORS = (
-    'no more files can be opened: raise the limit of the process ("ulimit -n") or of the machine '
-    '(fs.file-max); all recorded data is safe, continue with "forge resume"'
-)
-_OUT_OF_MEMORY = (
-    "no memory is left for this process, or for another thread: free some, or raise its limit "
-    '("ulimit -v", "ulimit -u", that of the container); all recorded data is safe, continue with '
-    '"forge resume"'
-)
 EXTRAS = {
     "judge": ("torch", "triton"),
     "train": (
@@ -58,6 +49,7 @@ EXTRAS = {
 """Modules of the packages in the extras of pyproject.toml, by extra."""
 NO_HOME = "Could not determine home directory"
 """Text of pathlib's error for a user without HOME and without an account."""
+CONTINUE = 'all recorded data is safe, continue with "forge resume"'
 BUG = 70
 INTERRUPTED = 130
 
@@ -85,36 +77,20 @@ def ending_of(error: BaseException) -> Ending:
     leaves = list(iter_leaves(error))
     if any(isinstance(leaf, CTRL_C) for leaf in leaves):
         return Ending(code=INTERRUPTED, message="stopped by Ctrl-C")
-    full = next((leaf for leaf in leaves if _is_disk_full(leaf)), None)
-    if full is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
-        return Ending(code=MachineError.exit_code, message=_disk_full_message(full))
-    denied = next((leaf for leaf in leaves if _is_denied(leaf)), None)
-    if denied is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
-        message = f"{denied.filename or 'a file without a name'}: {denied.strerror}"
-        return Ending(code=MachineError.exit_code, message=message)
-    starved = next((leaf for leaf in leaves if _lacks_descriptors(leaf)), None)
-    if starved is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
-        return Ending(code=MachineError.exit_code, message=_OUT_OF_DESCRIPTORS)
-    squeezed = next((leaf for leaf in leaves if _lacks_memory(leaf)), None)
-    if squeezed is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
-        return Ending(code=MachineError.exit_code, message=_OUT_OF_MEMORY)
-    damaged = next((leaf for leaf in leaves if _is_damaged(leaf)), None)
-    if damaged is not None:
-        message = f"run.db: damaged, incomplete, or copied without its run.db-wal: {damaged}"
-        return Ending(code=MachineError.exit_code, message=message)
+    is_named = any(isinstance(leaf, MachineError) for leaf in leaves)
+    for find in (_damaged,) if is_named else (_full_disk, _denied, _starved, _damaged):
+        if message := next(filter(None, map(find, leaves)), ""):
+            return Ending(code=MachineError.exit_code, message=message)
     for kind in RANK:
         for leaf in leaves:
             if isinstance(leaf, kind):
                 return Ending(code=leaf.exit_code, message=str(leaf))
-    unnamed = next((leaf for leaf in leaves if _is_too_long(leaf)), None)
-    if unnamed is not None:
-        message = f"{unnamed.filename!s:.60}…: {unnamed.strerror}"
-        return Ending(code=ConfigError.exit_code, message=message)
-    if any(isinstance(leaf, RuntimeError) and NO_HOME in str(leaf) for leaf in leaves):
-        return Ending(code=MachineError.exit_code, message="no home directory: set HOME")
-    missing = next(filter(None, map(_missing_package, leaves)), None)
-    if missing is not None:
-        return Ending(code=MachineError.exit_code, message=missing)
+    for leaf in leaves:
+        if isinstance(leaf, OSError) and leaf.errno == errno.ENAMETOOLONG:
+            message = f"{leaf.filename!s:.60}…: {leaf.strerror}"
+            return Ending(code=ConfigError.exit_code, message=message)
+    if message := next(filter(None, map(_missing, leaves)), ""):
+        return Ending(code=MachineError.exit_code, message=message)
     return Ending(code=BUG, message=f"{type(leaves[0]).__name__}: {leaves[0]}")
 
 
@@ -128,49 +104,53 @@ def iter_leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _missing_package(error: BaseException) -> str | None:
-    """One line about a package of an extra that is not installed; None for another error."""
+def _missing(error: BaseException) -> str:
+    """A package of an extra that is not installed, or no home directory; empty if neither."""
+    if isinstance(error, RuntimeError) and NO_HOME in str(error):
+        return "no home directory: set HOME"
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     for extra, modules in EXTRAS.items():
         if name in modules:
             return f"{name} is not installed: {pip_install(extra)}, or make setup"
-    return None
+    return ""
 
 
-def _disk_full_message(error: BaseException) -> str:
+def _full_disk(error: BaseException) -> str:
+    if isinstance(error, ForgeError) or not is_disk_full(error):
+        return ""
     unnamed = "run.db" if isinstance(error, sqlite3.Error) else "stdout, or a file without a name"
     where = getattr(error, "filename", None) or unnamed
-    return f'{where}: the disk is full; all recorded data is safe, continue with "forge resume"'
+    return f"{where}: the disk is full; {CONTINUE}"
 
 
-def _is_disk_full(error: BaseException) -> bool:
-    return not isinstance(error, ForgeError) and is_disk_full(error)
+def _denied(error: BaseException) -> str:
+    if not isinstance(error, OSError) or error.errno not in DENIALS:
+        return ""
+    return f"{error.filename or 'a file without a name'}: {error.strerror}"
 
 
-def _is_denied(error: BaseException) -> TypeGuard[OSError]:
-    return isinstance(error, OSError) and error.errno in DENIALS
+def _starved(error: BaseException) -> str:
+    """No file descriptors, a failed allocation, or a thread without room for its stack."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.EMFILE, errno.ENFILE):
+        return (
+            'no more files can be opened: raise the limit of the process ("ulimit -n") or of the '
+            f"machine (fs.file-max); {CONTINUE}"
+        )
+    is_squeezed = isinstance(error, MemoryError) or str(error) == "can't start new thread"
+    if is_squeezed or number == errno.ENOMEM or _sqlite_code(error) == sqlite3.SQLITE_NOMEM:
+        return (
+            "no memory is left for this process, or for another thread: free some, or raise its "
+            f'limit ("ulimit -v", "ulimit -u", that of the container); {CONTINUE}'
+        )
+    return ""
 
 
-def _is_too_long(error: BaseException) -> TypeGuard[OSError]:
-    return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+def _damaged(error: BaseException) -> str:
+    if _sqlite_code(error) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return ""
+    return f"run.db: damaged, incomplete, or copied without its run.db-wal: {error}"
 
 
-def _lacks_descriptors(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    """True for a failed allocation, and for a thread without room for its stack."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, sqlite3.Error):
-        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOMEM
-    return isinstance(error, MemoryError) or str(error) == "can't start new thread"
-
-
-def _is_damaged(error: BaseException) -> bool:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return isinstance(error, sqlite3.DatabaseError) and code in (
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-    )
+def _sqlite_code(error: BaseException) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF if isinstance(error, sqlite3.Error) else 0

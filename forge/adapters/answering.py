@@ -1,5 +1,5 @@
-"""Judges answers on an open pool and publishes the verdicts. Called in an event loop, by the API of
-Python (`pools.py`) and by HTTP (`http/`).
+"""Judges answers on an open pool, as verdicts that users get, and rewards of these. Called in an
+event loop, by the API of Python (`pools.py`) and by HTTP (`http/`).
 
 A source with a fault that needs no run to be seen is refused without a judge, which takes seconds
 to start.
@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from forge.adapters.published import publish
 from forge.adapters.subjects import find_code
-from forge.config.schema import PromptTable
+from forge.adapters.verdict import ProtocolResult, Reward, ShapeResult
+from forge.adapters.verdict import Verdict as PublicVerdict
+from forge.config.keys import validated
+from forge.config.schema import PromptTable, RewardTable
 from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.words import clean
@@ -24,13 +26,14 @@ from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.pool import open_private_pool
 from forge.process.ask import LOOP_BYTES
 from forge.process.child import thread_for_children
-from forge.records import Reason, Status, Verdict
+from forge.records import Reason, Status, Timing, Verdict
+from forge.records.verdict import TIMING_FIELDS
 from forge.rollout.play import verdict_without_code
+from forge.rollout.rewards import reward_terms
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from forge.adapters.verdict import Verdict as PublicVerdict
     from forge.config.schema import JudgeTable
     from forge.data.answers import Extraction
     from forge.data.prompts.prompt_set import PromptSet
@@ -112,3 +115,77 @@ def refuse(problem: ReferenceModule, code: str) -> Verdict | None:
         isolation=NOT_RUN,
         phase_s={"source": time.monotonic() - began},
     )
+
+
+SAME = (
+    "detail", "num_launches", "torch_share", "own_share", "device", "isolation", "evidence",
+    "harness",
+)  # fmt: skip
+"""Fields that the judge's record and a verdict for users have under one name."""
+SHAPE_TIMES = ("speedup", "speedup_low", "candidate_us", "baseline_us")
+
+
+def publish(
+    verdict: Verdict, *, problem: ReferenceModule, code: str, feedback: str, table: JudgeTable
+) -> PublicVerdict:
+    """A verdict for users, of the source `code`, which is empty if the answer has none. `feedback`:
+    message about it for the next turn. `table`: settings of the judge."""
+    shapes = [
+        ShapeResult(name=one.name, status=str(one.status), **_times(one.timing, SHAPE_TIMES))
+        for one in verdict.shapes
+    ]
+    return PublicVerdict(
+        status=str(verdict.status),
+        reason=str(verdict.reason),
+        feedback=feedback,
+        compiled=verdict.is_compiled,
+        correct=verdict.is_correct,
+        infra=verdict.status is Status.INFRA_ERROR,
+        problem_id=problem.problem_id,
+        code=code,
+        protocol=table.protocol,
+        policy=table.policy,
+        by_protocol={
+            name: ProtocolResult(status=str(one.status), reason=str(one.reason), detail=one.detail)
+            for name, one in {table.rules: verdict, **verdict.also}.items()
+        },
+        by_shape=tuple(shapes),
+        phase_s=dict(verdict.phase_s),
+        **{name: getattr(verdict, name) for name in SAME},
+        **_times(verdict.timing, TIMING_FIELDS),
+    )
+
+
+def _times(timing: Timing | None, names: Sequence[str]) -> dict[str, Any]:
+    """Measured times; nothing for a verdict without."""
+    return {} if timing is None else {name: getattr(timing, name) for name in names}
+
+
+def for_reward(verdict: PublicVerdict) -> Verdict:
+    """The fields of a published verdict that rewards depend on, as the judge's record."""
+    timing = None
+    if verdict.speedup is not None:
+        timing = Timing(**{name: getattr(verdict, name) for name in TIMING_FIELDS})
+    return Verdict(
+        status=Status(verdict.status),
+        reason=verdict.reason,
+        detail=verdict.detail,
+        is_compiled=verdict.compiled,
+        timing=timing,
+        torch_share=verdict.torch_share,
+    )
+
+
+def reward_of(
+    verdict: PublicVerdict, table: RewardTable, *, before: PublicVerdict | None = None
+) -> Reward:
+    """The reward with checked weights; `before` is of the attempt before."""
+    terms = reward_terms(for_reward(verdict), table, before=before and for_reward(before))
+    if terms is None:
+        return Reward(value=None)
+    return Reward(value=float(sum(terms.values())), terms=terms)
+
+
+def read_weights(weights: Mapping[str, Any] | None) -> RewardTable:
+    """The `[reward]` table with these keys. Raises ConfigError."""
+    return validated(RewardTable, dict(weights or {}), prefix="weights.")

@@ -122,6 +122,6 @@ def reward(verdict: Verdict, weights: Mapping[str, Any] | None = None) -> Reward
     Raises:
         ConfigError: an unknown key, or a value that is not allowed.
     """
-    from forge.adapters.published import read_weights, reward_of
+    from forge.adapters.answering import read_weights, reward_of
 
     return reward_of(verdict, read_weights(weights))

@@ -129,7 +129,7 @@ class JudgeSettings:
         return (gpus[number],)
 
 
-def checked_constants(values: Mapping[str, Any]) -> ConstantsTable:
+def checked_constants(values: Mapping[str, Any], *, prefix: str = "") -> ConstantsTable:
     """A table of module constants, as `problems.overrides` has it. Raises ConfigError."""
     given: dict[str, Any] = {"overrides": values}
-    return validated(ProblemsTable, given).overrides
+    return validated(ProblemsTable, given, prefix=prefix).overrides

@@ -1,6 +1,6 @@
 """The verdict and the reward that users of the API get: flat, typed, and the same over HTTP.
 
-Made by `published.py` from the judge's own record; `forge.client` reads it from JSON. Uses the
+Made by `answering.py` from the judge's own record; `forge.client` reads it from JSON. Uses the
 standard library only. `time` fields are in microseconds (`_us`) or seconds (`_s`).
 """
 

@@ -225,10 +225,8 @@ def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: 
     with waiting("judging", is_shown=not (as_json or request.is_directory)):
         judged = view.judge(request, settings, has_lines=not as_json)
     print_json(judged.to_json()) if as_json else print_rich(judged.render())
-    if judged.is_faulty:
-        raise typer.Exit(3)
-    if judged.is_unjudgeable:
-        raise typer.Exit(2)
+    if judged.exit_code:
+        raise typer.Exit(judged.exit_code)
 
 
 @problems_app.command("check")

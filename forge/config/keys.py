@@ -294,11 +294,12 @@ def found_mistakes(
 ) -> list[Mistake]:
     """One mistake per key that pydantic refuses, in no particular order. `root`: the schema of the
     whole file."""
-    mistakes: dict[KeyPath, Mistake] = {}
+    found: dict[KeyPath, Mistake] = {}
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
-        path = _real_path(detail["loc"], values)
-        mistakes.setdefault(path, Mistake(path=path, text=_message(path, values, root)))
-    return list(mistakes.values())
+        path = _real_path(detail["loc"], values, is_missing=detail["type"] == "missing")
+        found.setdefault(path, Mistake(path=path, text=_message(path, values, root)))
+    inner = {path[:size] for path in found for size in range(len(path))}
+    return [each for path, each in found.items() if path not in inner or not path]
 
 
 Table = TypeVar("Table", bound=BaseModel)
@@ -339,7 +340,7 @@ def without(values: TomlTable, mistakes: list[Mistake]) -> TomlTable:
     return copy(values, ())
 
 
-def _real_path(loc: tuple[str | int, ...], values: TomlTable) -> KeyPath:
+def _real_path(loc: tuple[str | int, ...], values: TomlTable, *, is_missing: bool) -> KeyPath:
     """pydantic's location without the names of union members, which are not keys."""
     path: KeyPath = ()
     here: TomlValue | None = values
@@ -347,7 +348,7 @@ def _real_path(loc: tuple[str | int, ...], values: TomlTable) -> KeyPath:
         child = _child(here, part)
         if child is not None:
             path, here = (*path, part), child
-        elif isinstance(here, dict) and index == len(loc) - 1 and part != "[key]":
+        elif is_missing and isinstance(here, dict) and index == len(loc) - 1:
             path = (*path, part)
     return path
 

@@ -35,19 +35,13 @@ if TYPE_CHECKING:
 
     from forge.config.schema import KeyPath, TomlTable
 
-PATH_KEYS: tuple[KeyPath, ...] = (
-    ("problems", "path"),
-    ("data", "path"),
-    ("model", "adapter"),
-    ("serve", "python"),
-    ("model", "path"),
-    ("model", "chat_template"),
-    ("input", "path"),
-    ("tokenizer", "path"),
-    ("tokenizer", "chat_template"),
-    *(("prompt", key) for key in PROMPT_FILES),
-)
-"""Keys that name an input, of an experiment and of a build."""
+INPUTS = (
+    "problems.path", "problems.sources.*.path", "data.path", "data.sources.*.path", "model.path",
+    "model.adapter", "model.chat_template", "serve.python", "reward.function", "input.path",
+    "tokenizer.path", "tokenizer.chat_template", "heldout.paths.*",
+    *(f"prompt.{key}" for key in PROMPT_FILES),
+)  # fmt: skip
+"""Keys that name an input, of an experiment and of a build; `*` is any element of an array."""
 
 File = TypeVar("File", Experiment, DataBuild)
 """The schema of a whole file."""
@@ -66,7 +60,6 @@ def load_experiment(
     """
     sources = read_sources(Path(path), overrides=overrides)
     _make_absolute(sources)
-    _locate_function(sources)
     experiment, mistakes = _validate(Experiment, sources.values)
     if experiment is not None:
         mistakes += _numbered(experiment, sources.values)
@@ -141,46 +134,30 @@ def _whole(value: File | None, mistakes: list[Mistake], sources: Sources) -> Fil
 
 
 def _make_absolute(sources: Sources) -> None:
-    for path, owner in _owners(sources.values):
-        key = path[-1]
-        value: Any = owner[key]
-        if not isinstance(value, str) or not value:  # left to validation
-            continue
-        if path[-1] == "chat_template" and not names_file(value):
-            continue
-        located = _locate_input(value, sources.origin(path), key=dotted(path))
-        if located.exists() or not _may_be_hub_name(value, path, owner):
-            owner[key] = str(located)
+    """Make the paths of inputs absolute; `reward.function` is FILE:NAME."""
+    for pattern in INPUTS:
+        for path, owner in _owners(sources.values, pattern.split(".")):
+            key = path[-1]
+            value: Any = owner[key]
+            if not isinstance(value, str):  # left to validation
+                continue
+            file, *name = value.rsplit(":", 1) if key == "function" else (value,)
+            if not file or (key == "chat_template" and not names_file(value)):
+                continue
+            located = _locate_input(file, sources.origin(path), key=dotted(path))
+            if located.exists() or not _may_be_hub_name(value, path, owner):
+                owner[key] = ":".join([str(located), *name])
 
 
-def _locate_function(sources: Sources) -> None:
-    """Make the file of `reward.function` absolute; the value is FILE:NAME."""
-    reward, key = sources.values.get("reward"), ("reward", "function")
-    value = reward.get("function") if isinstance(reward, dict) else None
-    if isinstance(reward, dict) and isinstance(value, str) and ":" in value:
-        file, _, name = value.rpartition(":")
-        located = _locate_input(file, sources.origin(key), key=dotted(key))
-        reward["function"] = f"{located}:{name}"
-
-
-def _owners(values: TomlTable) -> Iterator[tuple[KeyPath, Any]]:
-    """Each path that a file may contain, and the table or list that contains it."""
-    for table, key in PATH_KEYS:
-        owner = values.get(str(table))
-        if isinstance(owner, dict) and key in owner:
-            yield (table, key), owner
-    for table, name, key in (
-        ("problems", "sources", "path"),
-        ("data", "sources", "path"),
-        ("heldout", "paths", None),
-    ):
-        owner = values.get(table)
-        parts = owner.get(name) if isinstance(owner, dict) else None
-        for index, part in enumerate(parts if isinstance(parts, list) else ()):
-            if key is None:
-                yield (table, name, index), parts
-            elif isinstance(part, dict) and key in part:
-                yield (table, name, index, key), part
+def _owners(here: Any, parts: list[str], at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Each key of a pattern that is there, and the table or list that contains it."""
+    first, *rest = parts
+    keys = range(len(here)) if first == "*" and isinstance(here, list) else ()
+    for key in [first] if isinstance(here, dict) and first in here else keys:
+        if rest:
+            yield from _owners(here[key], rest, (*at, key))
+        else:
+            yield (*at, key), here
 
 
 def _may_be_hub_name(value: str, path: KeyPath, owner: Any) -> bool:

@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,86 +81,41 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
 def _check_machine(root: Path, env: Mapping[str, str], *, name: str) -> None:
     is_installed = (root / ".venv" / "bin" / "forge").exists()
     need_bytes = REPAIR_BYTES if is_installed else VENV_BYTES.get(name, VENV_BYTES["cpu"])
-    faults = find_faults(read_machine(root, env), need_bytes=need_bytes)
-    if faults:
+    if faults := find_faults(root, env, need_bytes=need_bytes):
         raise MachineError("\n".join(faults))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMachine:
-    """State of what setup needs; a path is None if nothing was found."""
-
-    python: tuple[int, int]
-    make: str | None
-    cc: str | None
-    cxx: str | None
-    headers: Path
-    has_headers: bool
-    has_venv: bool
-    free_bytes: int
-    free_build_bytes: int
-
-
-def read_machine(root: Path, env: Mapping[str, str]) -> HostMachine:
-    """Inspects the machine without changing anything."""
-    path = env.get("PATH", os.defpath)
-    headers = Path(sysconfig.get_paths()["include"])
-    return HostMachine(
-        python=sys.version_info[:2],
-        make=shutil.which("make", path=path),
-        cc=_find_compiler(env.get("CC", ""), ("cc", "gcc", "clang"), path=path),
-        cxx=_find_compiler(env.get("CXX", ""), ("c++", "g++", "clang++"), path=path),
-        headers=headers,
-        has_headers=(headers / "Python.h").is_file(),
-        has_venv=find_spec("venv") is not None and find_spec("ensurepip") is not None,
-        free_bytes=shutil.disk_usage(str(root)).free,
-        free_build_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
-    )
-
-
-def _find_compiler(named: str, usual: Sequence[str], *, path: str) -> str | None:
-    """The compiler that `CC` or `CXX` names, with any flags removed, else a usual one."""
-    names = shlex.split(named)[:1] or usual
-    return next(filter(None, (shutil.which(name, path=path) for name in names)), None)
-
-
-def find_faults(machine: HostMachine, *, need_bytes: int) -> list[str]:
+def find_faults(root: Path, env: Mapping[str, str], *, need_bytes: int) -> list[str]:
     """One line per fault: what is missing, its purpose, and how to install it on Debian, Ubuntu."""
-    return [*_find_missing_tools(machine), *_find_full_disks(machine, need_bytes=need_bytes)]
-
-
-def _find_missing_tools(machine: HostMachine) -> list[str]:
-    python = "python{}.{}".format(*machine.python)
-    found = {
-        "no make on PATH; Debian, Ubuntu: apt install make": machine.make,
+    python = "python{}.{}".format(*sys.version_info[:2])
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    free, temporary = shutil.disk_usage(str(root)).free, tempfile.gettempdir()
+    free_there = shutil.disk_usage(temporary).free
+    found: dict[str, object] = {
+        "no make on PATH; Debian, Ubuntu: apt install make": _has_tool("", ("make",), env),
         f"{python} has no venv module with pip; Debian, Ubuntu: apt install {python}-venv": (
-            machine.has_venv
+            find_spec("venv") and find_spec("ensurepip")
         ),
-        f"no {machine.headers / 'Python.h'}, triton compiles its launchers against it;"
-        f" Debian, Ubuntu: apt install {python}-dev": machine.has_headers,
+        f"no {header}, triton compiles its launchers against it;"
+        f" Debian, Ubuntu: apt install {python}-dev": header.is_file(),
         "no C compiler on PATH, triton and llama.cpp need one; Debian, Ubuntu: apt install gcc": (
-            machine.cc
+            _has_tool(env.get("CC", ""), ("cc", "gcc", "clang"), env)
         ),
         "no C++ compiler on PATH, llama.cpp is compiled here; Debian, Ubuntu: apt install g++": (
-            machine.cxx
+            _has_tool(env.get("CXX", ""), ("c++", "g++", "clang++"), env)
         ),
+        f"disk: {_gib(free)} free beside the checkout, setup needs {_gib(need_bytes)}; free some,"
+        " or move the checkout": free >= need_bytes,
+        f"disk: {_gib(free_there)} free in {temporary}, compiling llama.cpp needs"
+        f" {_gib(BUILD_BYTES)}; TMPDIR=... moves it": free_there >= BUILD_BYTES,
     }
     return [fault for fault, is_there in found.items() if not is_there]
 
 
-def _find_full_disks(machine: HostMachine, *, need_bytes: int) -> list[str]:
-    faults: list[str] = []
-    if machine.free_bytes < need_bytes:
-        faults.append(
-            f"disk: {_gib(machine.free_bytes)} free beside the checkout, setup needs"
-            f" {_gib(need_bytes)}; free some, or move the checkout"
-        )
-    if machine.free_build_bytes < BUILD_BYTES:
-        faults.append(
-            f"disk: {_gib(machine.free_build_bytes)} free in {tempfile.gettempdir()}, compiling"
-            f" llama.cpp needs {_gib(BUILD_BYTES)}; TMPDIR=... moves it"
-        )
-    return faults
+def _has_tool(named: str, usual: Sequence[str], env: Mapping[str, str]) -> bool:
+    """True for the tool that `CC` or `CXX` names, with any flags removed, else for a usual one."""
+    names, path = shlex.split(named)[:1] or usual, env.get("PATH", os.defpath)
+    return any(shutil.which(name, path=path) for name in names)
 
 
 def _gib(num_bytes: int) -> str:

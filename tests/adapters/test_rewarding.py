@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import forge
-from forge.adapters.published import publish
+from forge.adapters.answering import publish
 from forge.config.schema import JudgeTable, RewardTable
 from forge.errors import ConfigError
 from forge.records import Status, Timing, Verdict

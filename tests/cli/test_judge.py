@@ -66,7 +66,7 @@ def test_a_source_that_no_judge_would_run_needs_no_judge(
         console.print(judged.render())
     for words in (*REFUSED[code], "refused by its source alone; nothing was run"):
         assert words in captured.get()
-    assert not judged.is_faulty
+    assert judged.exit_code == 0
     assert judged.to_json()["isolation"] == "not run"
 
 
@@ -186,7 +186,7 @@ def test_files_without_a_problem_are_named_and_the_others_judged(folder: Path) -
     assert shown == {
         "13_twice.py": "correct", "3_mine.py": "correct", "5_mine.py": None, "helpers.py": None,
     }  # fmt: skip
-    assert not judged.is_faulty
+    assert judged.exit_code == 0
 
 
 @pytest.mark.long
@@ -235,11 +235,10 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         (["p.py", "c.py", "--override", "p:dim=1"], "p: p.py has no module constant dim; there"),
         (["p.py", "c.py", "--override", "@no.toml"], "no.toml: cannot be read: No such file"),
         (["p.py", "c.py", "--override", "@c.py"], "--override @c.py: "),
-        (["p.py", "c.py", "--override", "@list.toml"], "@list.toml: p.rows: not a number"),
+        (["p.py", "c.py", "--override", "@list.toml"], "@list.toml: overrides.p.rows: found ["),
         (["p.py", "c.py", "--url", "nonsense"], "nonsense"),
         (["p.py", "c.py", "--url", "http://x:1", "--workers", "2"], "--workers must be set where"),
-        (["p.py", "c.py", "--override", "rows={[]: 1}"], "rows={[]: 1}: not a number"),
-        (["p.py", "c.py", "--override", "rows=1e999"], "rows=1e999: not a number"),
+        (["p.py", "c.py", "--override", "rows=1e999"], "rows=1e999: overrides.rows: found inf"),
         (["--serve", "--socket", "s", "--shape", "n=1"], "--shape: not allowed with --serve"),
         (["p.py", "a" * 5000], "aaa: file name too long"),
         (["p.py", ""], "CANDIDATE is empty"),

@@ -109,11 +109,10 @@ def test_a_failed_machine_differs_from_a_wrong_kernel() -> None:
     lost = Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail="")
     wrong = Verdict(status=Status.WRONG, reason="mismatch", detail="")
     job = make_job()
-    assert Judged(jobs=[job, job], verdicts=[wrong, lost], request=request).is_faulty
-    assert not Judged(jobs=[job], verdicts=[wrong], request=request).is_faulty
     failed = Verdict(status=Status.UNJUDGEABLE, reason="reference_failed", detail="")
-    found = Judged(jobs=[job, job], verdicts=[wrong, failed], request=request)
-    assert (found.is_faulty, found.is_unjudgeable) == (False, True)
+    for verdicts, code in (([wrong, lost, failed], 3), ([wrong], 0), ([wrong, failed], 2)):
+        jobs = [job] * len(verdicts)
+        assert Judged(jobs=jobs, verdicts=verdicts, request=request).exit_code == code
 
 
 @pytest.mark.parametrize(

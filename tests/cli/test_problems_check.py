@@ -135,5 +135,5 @@ def test_overrides_take_values_as_toml_and_python_write_them() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="--override 1x=2: a name and a value"):
         parse_overrides(["1x=2"])
-    with pytest.raises(ConfigError, match=r"sizes=\[1, 2\]: not a number"):
+    with pytest.raises(ConfigError, match=r"sizes=\[1, 2\]: overrides.sizes: found \[1, 2\]"):
         parse_overrides(["sizes=[1, 2]"])

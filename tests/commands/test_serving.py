@@ -116,9 +116,9 @@ def bench(tmp_path: Path) -> Path:
 
 def judged(problem: Path, chosen: str | None, **keys: Any) -> Any:
     candidate = str(problem.parent / "answer.py")
-    (job,) = read_jobs(
+    (job,), _ = read_jobs(
         JudgingRequest(problem=problem, candidate=candidate, chosen=chosen, **keys)
-    ).judged
+    )
     return job.problem
 
 

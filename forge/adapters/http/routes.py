@@ -16,9 +16,8 @@ import anyio
 import anyio.to_thread
 from starlette.routing import Route
 
-from forge.adapters.answering import answering_on
+from forge.adapters.answering import answering_on, read_weights, reward_of
 from forge.adapters.http.models import BatchCall, JudgeCall, document
-from forge.adapters.published import read_weights, reward_of
 from forge.adapters.subjects import is_source, known_problems, problem_from_text, problem_names
 from forge.errors import ConfigError
 from forge.evalpool.keeper import TOKEN_VARIABLE

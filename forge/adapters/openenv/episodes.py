@@ -21,6 +21,7 @@ from uuid import uuid4
 import anyio.to_thread
 from pydantic import BaseModel, ValidationError
 
+from forge.adapters.answering import for_reward, reward_of
 from forge.adapters.openenv.models import (
     ErrorCode,
     KernelAction,
@@ -28,7 +29,6 @@ from forge.adapters.openenv.models import (
     KernelState,
     ResetOptions,
 )
-from forge.adapters.published import for_reward, reward_of
 from forge.adapters.subjects import find_code, problem_from_text
 from forge.data.answers import fenced_blocks
 from forge.data.problem_files import find_problem

@@ -129,16 +129,36 @@ def routes_of(environment: Environment) -> Sequence[BaseRoute]:
     """The routes, for a Starlette application inside a `Door`."""
     from starlette.routing import Route, WebSocketRoute
 
-    handlers = _Handlers(environment)
+    def find(episode_id: str | None) -> Episode | None:
+        return environment.sessions.find(episode_id, now=environment.now())
+
+    async def reset(request: Request) -> dict[str, Any]:
+        episode = await environment.reset(await _body(request))
+        environment.sessions.open(episode, now=environment.now())
+        return payload(episode.start())
+
+    async def step(request: Request) -> dict[str, Any]:
+        options = parse(StepOptions, await _body(request))
+        episode = find(options.episode_id)
+        if episode is None:
+            raise Refused(404, _unknown(options.episode_id))
+        return payload(await unless_hung_up(request, partial(episode.step, options.action)))
+
+    async def state(request: Request) -> dict[str, Any]:
+        episode_id = request.query_params.get("episode_id")
+        found = find(episode_id)
+        if episode_id is not None and found is None:
+            raise Refused(404, _unknown(episode_id))
+        return (KernelState() if found is None else found.state()).model_dump()
 
     async def socket(websocket: WebSocket) -> None:
         await serve_socket(websocket, environment)
 
     return [
         WebSocketRoute("/ws", socket),
-        Route("/reset", _answering(handlers.reset), methods=["POST"]),
-        Route("/step", _answering(handlers.step), methods=["POST"]),
-        Route("/state", _answering(handlers.state)),
+        Route("/reset", _answering(reset), methods=["POST"]),
+        Route("/step", _answering(step), methods=["POST"]),
+        Route("/state", _answering(state)),
         Route("/metadata", _answering(_metadata)),
         Route("/schema", _answering(_schema)),
         Route("/mcp", _answering(_mcp), methods=["POST"]),
@@ -152,39 +172,6 @@ def openapi_paths() -> dict[str, Any]:
         "/step": {"post": _operation("Judge an answer.", StepOptions)},
         "/state": {"get": _operation("State of an episode.", None)},
     }
-
-
-class _Handlers:
-    """Requests over HTTP."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
-
-    async def reset(self, request: Request) -> dict[str, Any]:
-        """POST /reset."""
-        episode = await self._environment.reset(await _body(request))
-        self._environment.sessions.open(episode, now=self._environment.now())
-        return payload(episode.start())
-
-    async def step(self, request: Request) -> dict[str, Any]:
-        """POST /step."""
-        options = parse(StepOptions, await _body(request))
-        episode = self._find(options.episode_id)
-        if episode is None:
-            raise Refused(404, _unknown(options.episode_id))
-        step = partial(episode.step, options.action)
-        return payload(await unless_hung_up(request, step))
-
-    async def state(self, request: Request) -> dict[str, Any]:
-        """GET /state."""
-        episode_id = request.query_params.get("episode_id")
-        found = self._find(episode_id)
-        if episode_id is not None and found is None:
-            raise Refused(404, _unknown(episode_id))
-        return (KernelState() if found is None else found.state()).model_dump()
-
-    def _find(self, episode_id: str | None) -> Episode | None:
-        return self._environment.sessions.find(episode_id, now=self._environment.now())
 
 
 def _answering(
@@ -269,7 +256,7 @@ async def _play(websocket: WebSocket, environment: Environment) -> None:
     messages, received = anyio.create_memory_object_stream[str](MAX_AHEAD)
     async with anyio.create_task_group() as tasks, received:
         tasks.start_soon(_receive, websocket, messages, tasks.cancel_scope)
-        await _Session(websocket, environment).run(received)
+        await _answer_all(websocket, environment, received)
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_TIMEOUT_S):
             await websocket.close()
@@ -288,47 +275,44 @@ async def _receive(
         scope.cancel()
 
 
-class _Session:
-    """One connection."""
+async def _answer_all(
+    websocket: WebSocket, environment: Environment, messages: ObjectReceiveStream[str]
+) -> None:
+    """Answer messages until one of them is `close`, or none comes for too long."""
+    idle_s, episode = environment.sessions.idle_s, None
+    while True:
+        text = None
+        with anyio.move_on_after(idle_s):
+            text = await messages.receive()
+        if text is None:
+            message = f"no message for {idle_s:.0f} s: the session has ended"
+            return await _refuse(websocket, ErrorCode.SESSION_ERROR, message)
+        try:
+            kind, data = _read(text)
+            if kind == "close":
+                return
+            if kind == "reset":
+                episode = await environment.reset(data)
+                found = {"type": "observation", "data": payload(episode.start())}
+            else:
+                found = await _answer(episode, kind, data)
+            await websocket.send_json(found)
+        except Refusal as error:
+            await _refuse(websocket, error.code, str(error))
 
-    def __init__(self, websocket: WebSocket, environment: Environment) -> None:
-        self._websocket = websocket
-        self._environment = environment
-        self._episode: Episode | None = None
 
-    async def run(self, messages: ObjectReceiveStream[str]) -> None:
-        """Answer messages until one of them is `close`, or none comes for too long."""
-        idle_s = self._environment.sessions.idle_s
-        while True:
-            text = None
-            with anyio.move_on_after(idle_s):
-                text = await messages.receive()
-            if text is None:
-                message = f"no message for {idle_s:.0f} s: the session has ended"
-                return await _refuse(self._websocket, ErrorCode.SESSION_ERROR, message)
-            try:
-                kind, data = _read(text)
-                if kind == "close":
-                    return
-                await self._websocket.send_json(await self._answer(kind, data))
-            except Refusal as error:
-                await _refuse(self._websocket, error.code, str(error))
-
-    async def _answer(self, kind: str, data: Any) -> dict[str, Any]:
-        if kind == "reset":
-            self._episode = await self._environment.reset(data)
-            return {"type": "observation", "data": payload(self._episode.start())}
-        if kind == "state":
-            state = KernelState() if self._episode is None else self._episode.state()
-            return {"type": "state", "data": state.model_dump()}
-        if kind != "step":
-            found = f"type: found {kind[:40]!r}; one of {TYPES}"
-            raise Refusal(ErrorCode.UNKNOWN_TYPE, found, status=422)
-        if self._episode is None:
-            message = "step: no episode is open; send reset first"
-            raise Refusal(ErrorCode.EXECUTION_ERROR, message, status=409)
-        observation = await self._episode.step(parse(KernelAction, data))
-        return {"type": "observation", "data": payload(observation)}
+async def _answer(episode: Episode | None, kind: str, data: Any) -> dict[str, Any]:
+    if kind == "state":
+        state = KernelState() if episode is None else episode.state()
+        return {"type": "state", "data": state.model_dump()}
+    if kind != "step":
+        found = f"type: found {kind[:40]!r}; one of {TYPES}"
+        raise Refusal(ErrorCode.UNKNOWN_TYPE, found, status=422)
+    if episode is None:
+        message = "step: no episode is open; send reset first"
+        raise Refusal(ErrorCode.EXECUTION_ERROR, message, status=409)
+    observation = await episode.step(parse(KernelAction, data))
+    return {"type": "observation", "data": payload(observation)}
 
 
 def _read(text: str) -> tuple[str, Any]:

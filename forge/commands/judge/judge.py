@@ -7,8 +7,7 @@ report of one verdict or a table of several.
 
 A file of rows (Parquet, JSON, JSON lines) is a folder of its problems. With a chosen problem, all
 candidates answer it. In a folder, files that cannot be judged are listed and the other files are
-judged; if none can be judged, each is a line of one ConfigError. Exit codes: 3 if the machine
-prevented a verdict (`infra_error`), 2 if a problem cannot be judged (`unjudgeable`), else 0.
+judged; if none can be judged, each is a line of one ConfigError.
 
 `--override` and `--shape` are values for module constants of problem files. A shape is several,
 with commas; `--shape` is repeated for each. `forge problems check` has them too; a run has
@@ -25,13 +24,13 @@ parsed as markup.
 from __future__ import annotations
 
 import ast
-import math
 import re
 import tomllib
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from rich.console import Group
@@ -39,7 +38,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.adapters.answering import NOT_RUN, refuse
-from forge.adapters.settings import MAX_JUDGES
+from forge.adapters.settings import MAX_JUDGES, checked_constants
 from forge.adapters.subjects import STDIN, KnownProblems, find_code, holds_several, read_source
 from forge.commands.counter import open_counter
 from forge.commands.turn_view import explain_packed
@@ -63,9 +62,8 @@ if TYPE_CHECKING:
     from forge.adapters.settings import JudgeSettings
     from forge.config.schema import JudgeTable
     from forge.config.schema.problems import Constant, RowFormat
-    from forge.data.problem_files import ProblemFile
     from forge.process.devices import Gpu
-    from forge.records import Problem, Timing
+    from forge.records import Problem
     from forge.records.verdict import KernelTime, OtherVerdict
 
 MAX_NAME = 256
@@ -83,14 +81,10 @@ class Judged:
     """Reasons why other files of the directory were not judged, by the names of the files."""
 
     @property
-    def is_faulty(self) -> bool:
-        """True if the machine prevented the verdict on a candidate."""
-        return any(verdict.status is Status.INFRA_ERROR for verdict in self.verdicts)
-
-    @property
-    def is_unjudgeable(self) -> bool:
-        """True if the problem of a candidate cannot be judged."""
-        return any(verdict.status is Status.UNJUDGEABLE for verdict in self.verdicts)
+    def exit_code(self) -> int:
+        """3 if the machine prevented a verdict, 2 if a problem cannot be judged, else 0."""
+        found = {verdict.status for verdict in self.verdicts}
+        return 3 if Status.INFRA_ERROR in found else 2 if Status.UNJUDGEABLE in found else 0
 
     def to_json(self) -> Any:
         """The verdict of one file; for a directory, a list, each with its candidate and problem.
@@ -129,8 +123,7 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool =
     MachineError: no sandbox works on this machine. `has_lines`: print the progress in a directory
     where stderr is no terminal, too."""
     table, gpus = settings.table(), settings.gpus()
-    read = read_jobs(request)
-    jobs = read.judged
+    jobs, skipped = read_jobs(request)
     found = ((index, _refused(job, is_here=not settings.url)) for index, job in enumerate(jobs))
     refused = {index: verdict for index, verdict in found if verdict is not None}
     others = [job for index, job in enumerate(jobs) if index not in refused]
@@ -141,7 +134,7 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool =
         judged = anyio.run(_judge_all, others, table, gpus[:most], request, has_lines)
     rest = iter(judged)
     verdicts = [refused[i] if i in refused else next(rest) for i in range(len(jobs))]
-    return Judged(jobs=jobs, verdicts=verdicts, request=request, skipped=read.skipped)
+    return Judged(jobs=jobs, verdicts=verdicts, request=request, skipped=skipped)
 
 
 def _refused(job: JudgeJob, *, is_here: bool) -> Verdict | None:
@@ -236,27 +229,18 @@ def require_sources(problem: Path | None, candidate: str | None) -> tuple[Path, 
     return problem, candidate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Jobs:
-    """The candidates of a request."""
-
-    judged: Sequence[JudgeJob]
-    """Candidates with a problem, in the order of their names."""
-    skipped: Mapping[str, str]
-    """Reasons why other files are not judged, by the names of the files."""
-
-
-def read_jobs(request: JudgingRequest) -> Jobs:
-    """All candidates with their problems. Raises ConfigError if none can be judged."""
-    problem, candidate = request.problem, request.candidate
+def read_jobs(request: JudgingRequest) -> tuple[list[JudgeJob], dict[str, str]]:
+    """All candidates with their problems, in the order of their names, and the reasons why other
+    files are not judged, by name. Raises ConfigError if none can be judged."""
+    asked, candidate = request.problem, request.candidate
     root = None if candidate == STDIN else Path(candidate)
-    if holds_several(problem) and root is None and request.chosen is None:
-        what = "a directory" if problem.is_dir() else "a file of rows"
+    if holds_several(asked) and root is None and request.chosen is None:
+        what = "a directory" if asked.is_dir() else "a file of rows"
         raise ConfigError(
-            f"{problem}: {what}; a candidate on stdin needs one problem file, or --problem"
+            f"{asked}: {what}; a candidate on stdin needs one problem file, or --problem"
         )
     paths = _candidates(root) if root is not None else {"stdin": None}
-    answered = KnownProblems(problem, chosen=request.chosen, format=request.format)
+    answered = KnownProblems(asked, chosen=request.chosen, format=request.format)
     judged: list[JudgeJob] = []
     skipped: dict[str, str] = {}
     for name, path in paths.items():
@@ -266,17 +250,14 @@ def read_jobs(request: JudgingRequest) -> Jobs:
         except ConfigError as error:
             skipped[name] = str(error)
             continue
-        judged.append(_job(name, _problem(answered, file, request), code))
+        problem = answered.problem(
+            file, overrides=request.overrides, shapes=request.shapes, precision=request.precision
+        )
+        judged.append(_job(name, problem, code))
     if skipped and not judged:
         raise ConfigError("\n".join(skipped.values()))
     answered.check(request.overrides, request.shapes)
-    return Jobs(judged=judged, skipped=skipped)
-
-
-def _problem(answered: KnownProblems, file: ProblemFile, request: JudgingRequest) -> Problem:
-    return answered.problem(
-        file, overrides=request.overrides, shapes=request.shapes, precision=request.precision
-    )
+    return judged, skipped
 
 
 def _job(name: str, problem: Problem, text: str) -> JudgeJob:
@@ -306,8 +287,6 @@ def _candidates(root: Path) -> dict[str, Path | None]:
 
 
 _ASSIGNMENT = re.compile(r"\s*(?:([^=]+):)?\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
-BOOLEANS = {"true": True, "false": False}
-"""Booleans as TOML writes them."""
 OPTION = "--shape"
 _PROBLEM = re.compile(r"([^=]+:)?(.*)", re.DOTALL)
 _NEXT = re.compile(r",(?=(?:[^=,]+:)?\s*[^\W\d]\w*\s*=)")
@@ -316,82 +295,43 @@ _NEXT = re.compile(r",(?=(?:[^=,]+:)?\s*[^\W\d]\w*\s*=)")
 
 def parse_overrides(items: Iterable[str], *, option: str = "--override") -> Overrides:
     """Values from `batch_size=16`, `use_bias=true`, `3_matmul:N=512`, `@sizes.toml`; later ones
-    replace earlier ones. Raises ConfigError: one line for each malformed item. `option`: beginning
-    of each message."""
+    replace earlier ones. Raises ConfigError: one line for each malformed item, which begins with
+    `option`."""
     everywhere: dict[str, Constant] = {}
     by_problem: dict[str, dict[str, Constant]] = {}
     mistakes: list[str] = []
     for item in items:
+        place = f"{option} {item}"
         try:
-            place = f"{option} {item}"
-            is_file = item.startswith("@")
-            parsed = _of_file(item, place) if is_file else _of_assignment(item, place)
+            found = checked_constants(_table_of(item, place), prefix=f"{place}: ")
         except ConfigError as error:
             mistakes.append(str(error))
             continue
-        everywhere.update(parsed.everywhere)
-        for problem, values in parsed.by_problem.items():
-            by_problem.setdefault(problem, {}).update(values)
+        for name, value in found.items():
+            if isinstance(value, dict):
+                by_problem.setdefault(name, {}).update(value)
+            else:
+                everywhere[name] = value
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return Overrides(everywhere=everywhere, by_problem=by_problem)
 
 
-def _of_assignment(item: str, place: str) -> Overrides:
+def _table_of(item: str, place: str) -> dict[str, Any]:
+    """The values of an item, as a file has them."""
+    if item.startswith("@"):
+        try:
+            return tomllib.loads(read_source(item[1:]))
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{place}: {error}") from error
     match = _ASSIGNMENT.fullmatch(item)
     if match is None:
         raise ConfigError(f"{place}: a name and a value, such as batch_size=16 or 3_matmul:N=512")
-    try:
-        values = {match[2]: _value(match[3].strip())}
-    except ValueError as error:
-        raise ConfigError(f"{place}: not a number, true, false or a string") from error
-    if match[1] is None:
-        return Overrides(everywhere=values)
-    return Overrides(by_problem={match[1].strip(): values})
-
-
-def _of_file(item: str, place: str) -> Overrides:
-    path = item[1:]
-    try:
-        table = tomllib.loads(read_source(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{place}: {error}") from error
-    for where, value in _values(table):
-        if not _is_constant(value):
-            raise ConfigError(f"{place}: {where}: not a number, true, false or a string")
-    return Overrides.from_table(table)
-
-
-def _values(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Place and value of each constant in a file's table: `N`, `3_matmul.N`."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            inner = cast("dict[str, Any]", value)
-            yield from ((f"{name}.{key}", one) for key, one in inner.items())
-        else:
-            yield name, value
-
-
-def _is_constant(value: Any) -> bool:
-    """True if the value has a literal in Python: neither a list nor infinity nor NaN."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int | str)
-
-
-def _value(text: str) -> Constant:
-    """Raises ValueError for a value that is not a constant."""
-    if text in BOOLEANS:
-        return BOOLEANS[text]
-    try:
-        value = ast.literal_eval(text)
-    except TypeError as error:  # a list as a key
-        raise ValueError(text) from error
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
-    if not _is_constant(value):
-        raise ValueError(text)
-    return value
+    value: Any = match[3].strip()
+    with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
+    values = {match[2]: value}
+    return values if match[1] is None else {match[1].strip(): values}
 
 
 def parse_shapes(items: Sequence[str]) -> tuple[Overrides, ...]:
@@ -500,7 +440,8 @@ def _times(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
     if timing is None:
         if verdict.status is Status.CORRECT:
             yield Text("")
-            yield Text(f"not timed: {_why_untimed(verdict, request)}")
+            why = "not requested" if not request.is_timed else "judge.timing is off there"
+            yield Text(f"not timed: {'a CPU has no GPU time' if verdict.device == 'cpu' else why}")
         return
     yield Text("")
     mean = f", geometric mean of {len(verdict.shapes)} shapes" if len(verdict.shapes) > 1 else ""
@@ -511,23 +452,13 @@ def _times(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
         ("baseline", timing.baseline_us, timing.baseline_spread_us),
     ):
         yield Text(f"{name:<9}  {time_us:.1f} us, interquartile range {spread_us:.1f} us")
-    if rates := ", ".join(_rates(timing)):
-        yield Text(rates)
-
-
-def _why_untimed(verdict: Verdict, request: JudgingRequest) -> str:
-    if verdict.device == "cpu":
-        return "a CPU has no GPU time"
-    return "not requested" if not request.is_timed else "judge.timing is off there"
-
-
-def _rates(timing: Timing) -> Iterator[str]:
-    if timing.achieved_gbps is not None:
-        yield f"{timing.achieved_gbps:.4g} GB/s"
-    if timing.achieved_tflops is not None:
-        yield f"{timing.achieved_tflops:.4g} TFLOP/s"
-    if timing.roofline_share is not None:
-        yield f"{percent(timing.roofline_share)} of the roofline"
+    share = timing.roofline_share
+    rates = {
+        "{:.4g} GB/s": timing.achieved_gbps, "{:.4g} TFLOP/s": timing.achieved_tflops,
+        "{} of the roofline": None if share is None else percent(share),
+    }  # fmt: skip
+    if shown := [form.format(rate) for form, rate in rates.items() if rate is not None]:
+        yield Text(", ".join(shown))
 
 
 def _profile(verdict: Verdict) -> Iterator[RenderableType]:
