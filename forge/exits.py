@@ -79,8 +79,8 @@ def ending_of(error: BaseException) -> Ending:
         return Ending(code=INTERRUPTED, message="stopped by Ctrl-C")
     is_named = any(isinstance(leaf, MachineError) for leaf in leaves)
     for find in (_damaged,) if is_named else (_full_disk, _denied, _starved, _damaged):
-        if message := next(filter(None, map(find, leaves)), ""):
-            return Ending(code=MachineError.exit_code, message=message)
+        if found := [message for leaf in leaves if (message := find(leaf))]:
+            return Ending(code=MachineError.exit_code, message=found[0])
     for kind in RANK:
         for leaf in leaves:
             if isinstance(leaf, kind):
@@ -89,8 +89,8 @@ def ending_of(error: BaseException) -> Ending:
         if isinstance(leaf, OSError) and leaf.errno == errno.ENAMETOOLONG:
             message = f"{leaf.filename!s:.60}…: {leaf.strerror}"
             return Ending(code=ConfigError.exit_code, message=message)
-    if message := next(filter(None, map(_missing, leaves)), ""):
-        return Ending(code=MachineError.exit_code, message=message)
+    if missing := [message for leaf in leaves if (message := _missing(leaf))]:
+        return Ending(code=MachineError.exit_code, message=missing[0])
     return Ending(code=BUG, message=f"{type(leaves[0]).__name__}: {leaves[0]}")
 
 

@@ -158,9 +158,9 @@ def gc(
         return say(f"{store}/: nothing to remove")
     if not as_json:
         print_lines(describe(found))
+    items = [each.to_json() for each in found]
     freed, kept = remove(found) if is_confirmed else (0, [])
     if as_json:
-        items = [each.to_json() for each in found]
         return print_json({"found": items, "removed": is_confirmed, "kept": kept})
     for line in kept:
         say(line)

@@ -55,10 +55,17 @@ class Garbage:
 
     path: Path
     why: str
-    num_bytes: int
-    """Bytes that its removal frees; a file with another hard link frees none."""
     run: RunPaths | None = None
     """The run that it belongs to, whose lock is held meanwhile; None for a leftover."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that its removal frees; a file with another hard link frees none."""
+        files = [self.path]
+        if self.path.is_dir() and not self.path.is_symlink():
+            files = [Path(at, name) for at, _, names in os.walk(self.path) for name in names]
+        stats = [file.lstat() for file in files]
+        return sum(each.st_size for each in stats if each.st_nlink == 1)
 
     def to_json(self) -> dict[str, Any]:
         """An element of `forge gc --json`."""
@@ -98,8 +105,9 @@ def remove(found: Iterable[Garbage]) -> tuple[int, list[str]]:
                 except ConfigError:
                     kept.append(f"{each.path}: its run is running again")
                     continue
+            num_bytes = each.num_bytes
             _remove(each.path)
-            freed += each.num_bytes
+            freed += num_bytes
     return freed, kept
 
 
@@ -129,16 +137,13 @@ def _remove(path: Path) -> None:
 def _leftovers(store_dir: Path, now: float, named: bytes) -> Iterator[Garbage]:
     for path in (store_dir / PROBLEMS).glob("*"):
         if os.fsencode(path.name) not in named and _is_old(path, now):
-            why = "problems of searches that are gone"
-            yield Garbage(path=path, why=why, num_bytes=_num_bytes(path))
+            yield Garbage(path=path, why="problems of searches that are gone")
     for path in store_dir.iterdir():
         if _DETACHED.fullmatch(path.name) and path.is_file() and _is_old(path, now):
-            why = "log of a detached start that failed"
-            yield Garbage(path=path, why=why, num_bytes=_num_bytes(path))
+            yield Garbage(path=path, why="log of a detached start that failed")
         elif _never_began(path) and _is_old(path, now):
             why = "directory of a run that never began"
-            num_bytes = _num_bytes(path)
-            yield Garbage(path=path, why=why, num_bytes=num_bytes, run=RunPaths(path.resolve()))
+            yield Garbage(path=path, why=why, run=RunPaths(path.resolve()))
 
 
 def _made_models(store_dir: Path, now: float, named: bytes | None) -> Iterator[Garbage]:
@@ -155,7 +160,7 @@ def _made_models(store_dir: Path, now: float, named: bytes | None) -> Iterator[G
             why = f"model made of a GGUF file or an adapter; no run of {store_dir} names it"
         else:
             continue
-        yield Garbage(path=path, why=why, num_bytes=_num_bytes(path))
+        yield Garbage(path=path, why=why)
 
 
 def _never_began(path: Path) -> bool:
@@ -176,8 +181,7 @@ def _temporary_files(folder: Path, now: float) -> Iterator[Garbage]:
         if found is None or path.is_dir() or not _is_old(path, now):
             continue
         if not Path(f"/proc/{found['pid']}").exists():
-            why = "temporary file of a process that ended"
-            yield Garbage(path=path, why=why, num_bytes=_num_bytes(path))
+            yield Garbage(path=path, why="temporary file of a process that ended")
 
 
 def _old_checkpoints(paths: RunPaths) -> Iterator[Garbage]:
@@ -196,7 +200,7 @@ def _old_checkpoints(paths: RunPaths) -> Iterator[Garbage]:
         for step, path in found.items():
             if whole and step not in (whole[-1], best[folder]):
                 why = f"checkpoint of a done run; step {whole[-1]} stays"
-                yield Garbage(path=path, why=why, num_bytes=_num_bytes(path), run=paths)
+                yield Garbage(path=path, why=why, run=paths)
 
 
 def _index(folder: Path) -> int:
@@ -206,14 +210,3 @@ def _index(folder: Path) -> int:
 
 def _is_old(path: Path, now: float) -> bool:
     return now - path.lstat().st_mtime > OLD_S
-
-
-def _num_bytes(path: Path) -> int:
-    """Bytes of a file, or of all files below a directory."""
-    files = [path] if path.is_symlink() or not path.is_dir() else _files_below(path)
-    stats = [file.lstat() for file in files]
-    return sum(each.st_size for each in stats if each.st_nlink == 1)
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return [Path(root, name) for root, _, names in os.walk(folder) for name in names]

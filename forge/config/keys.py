@@ -319,7 +319,7 @@ def validated(root: type[Table], values: TomlTable, *, prefix: str = "") -> Tabl
 
 def one_of(option: str, value: Any, allowed: Any) -> Any:
     """The value of an option. Raises ConfigError if the Literal of a type or field lacks it."""
-    kind = allowed.annotation if isinstance(allowed, FieldInfo) else allowed
+    kind: Any = allowed.annotation if isinstance(allowed, FieldInfo) else allowed
     names: Sequence[str] = get_args(kind) or kind
     if value not in names:
         raise ConfigError(f"{option} {value}: one of {', '.join(names)}")

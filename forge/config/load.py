@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from forge.config.schema import KeyPath, TomlTable
+    from forge.config.schema import KeyPath, TomlTable, TomlValue
 
 INPUTS = (
     "problems.path", "problems.sources.*.path", "data.path", "data.sources.*.path", "model.path",
@@ -149,13 +149,17 @@ def _make_absolute(sources: Sources) -> None:
                 owner[key] = ":".join([str(located), *name])
 
 
-def _owners(here: Any, parts: list[str], at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+def _owners(here: TomlValue, parts: list[str], at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Each key of a pattern that is there, and the table or list that contains it."""
     first, *rest = parts
-    keys = range(len(here)) if first == "*" and isinstance(here, list) else ()
-    for key in [first] if isinstance(here, dict) and first in here else keys:
+    found: dict[Any, TomlValue] = {}
+    if isinstance(here, list):
+        found = dict(enumerate(here)) if first == "*" else {}
+    elif isinstance(here, dict):
+        found = {first: here[first]} if first in here else {}
+    for key, value in found.items():
         if rest:
-            yield from _owners(here[key], rest, (*at, key))
+            yield from _owners(value, rest, (*at, key))
         else:
             yield (*at, key), here
 

@@ -28,7 +28,7 @@ from forge.data.problems import load_problems
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.cards import require_target
 from forge.evalpool.pool import open_private_pool
-from forge.records import Status, Verdict
+from forge.records import Status
 from forge.records.problem import ReferenceModule
 from forge.records.run import JudgedAgain, Judging
 from forge.store.layout import open_run_lock
@@ -37,7 +37,7 @@ from forge.store.write.writer import open_writer
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -81,14 +81,6 @@ GROUP BY own_status, status
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kernel:
-    """A candidate of one problem, in any number of turns."""
-
-    problem: ReferenceModule
-    code_id: int
-
-
 def judge_again(
     paths: RunPaths, settings: JudgeSettings, *, given: Sequence[str], has_lines: bool
 ) -> AgainReport:
@@ -130,59 +122,62 @@ async def _judge_all(
         with open_run(paths) as reader:
             judging = _find_pass(reader, _new_pass(table, gpus))
             problems = _problems(reader, experiment)
-            kernels = list(_kernels(reader, judging.judging, problems))
+            kernels = [
+                (_known(problems, problem_id, paths), code_id)
+                for problem_id, code_id in reader.query(_PENDING, (judging.judging,)).rows
+            ]
             await writer.put(judging)
-            failed = 0
-            if kernels:
-                work = _Pass(judging=judging, reader=reader, writer=writer)
-                failed = await _run_pass(work, kernels, table, gpus, has_lines)
+            work = partial(_judge_kernel, judging=judging, reader=reader, writer=writer)
+            failed = await _run_pass(work, kernels, table, gpus, has_lines) if kernels else 0
             if not failed:
                 await writer.put(replace(judging, ended_at=time.time()))
     return judging.judging, failed
 
 
 async def _run_pass(
-    work: _Pass, kernels: Sequence[_Kernel], table: JudgeTable, gpus: Sequence[Gpu], has_lines: bool
+    work: Callable[[ReferenceModule, int, Pool], Awaitable[Status]],
+    kernels: Sequence[tuple[ReferenceModule, int]],
+    table: JudgeTable,
+    gpus: Sequence[Gpu],
+    has_lines: bool,
 ) -> int:
     """Judge the kernels; returns how many the machine prevented."""
+    failed, rest = 0, iter(kernels)
+
+    async def judge_each(pool: Pool, count: Advance) -> None:
+        nonlocal failed
+        for problem, code_id in rest:
+            status = await work(problem, code_id, pool)
+            failed += status is Status.INFRA_ERROR
+            count(status)
+
     async with (
         open_counter("judged", total=len(kernels), is_shown=True, has_lines=has_lines) as count,
         open_private_pool(table, gpus=gpus) as pool,
         anyio.create_task_group() as tasks,
     ):
-        rest = iter(kernels)
         num = AHEAD * sum(seat.capacity for seat in pool.seating.seats)
         for _ in range(min(num, len(kernels))):
-            tasks.start_soon(work.judge_each, rest, pool, count)
-    return work.num_failed
+            tasks.start_soon(judge_each, pool, count)
+    return failed
 
 
-@dataclass(slots=True, kw_only=True)
-class _Pass:
-    """One pass over a run's kernels."""
-
-    judging: Judging
-    reader: RunReader
-    writer: Writer
-    num_failed: int = 0
-
-    async def judge_each(self, kernels: Iterator[_Kernel], pool: Pool, count: Advance) -> None:
-        """Judge kernels, which several tasks take from one iterator."""
-        for kernel in kernels:
-            code = self.reader.value("SELECT text(?)", (kernel.code_id,))
-            verdict = await pool.judge(kernel.problem, code)
-            if verdict.status is Status.INFRA_ERROR:
-                self.num_failed += 1
-            else:
-                await self.writer.put(*self._records(kernel, verdict))
-            count(verdict.status)
-
-    def _records(self, kernel: _Kernel, verdict: Verdict) -> list[JudgedAgain]:
-        rows = self.reader.query(_TURNS, (kernel.code_id, kernel.problem.problem_id)).rows
-        make = partial(
-            JudgedAgain, judging=self.judging.judging, judged_at=time.time(), verdict=verdict
-        )
-        return [make(group_id=group, rollout=rollout, turn=turn) for group, rollout, turn in rows]
+async def _judge_kernel(
+    problem: ReferenceModule,
+    code_id: int,
+    pool: Pool,
+    *,
+    judging: Judging,
+    reader: RunReader,
+    writer: Writer,
+) -> Status:
+    """Judge a candidate, and record the verdict for each turn that has it."""
+    verdict = await pool.judge(problem, reader.value("SELECT text(?)", (code_id,)))
+    if verdict.status is not Status.INFRA_ERROR:
+        make = partial(JudgedAgain, judging=judging.judging, judged_at=time.time(), verdict=verdict)
+        rows = reader.query(_TURNS, (code_id, problem.problem_id)).rows
+        await writer.put(*(make(group_id=g, rollout=r, turn=t) for g, r, t in rows))
+    return verdict.status
 
 
 def _new_pass(table: JudgeTable, gpus: Sequence[Gpu]) -> Judging:
@@ -234,13 +229,12 @@ def _problems(reader: RunReader, experiment: Experiment) -> dict[str, ReferenceM
     return {**stored, **loaded}
 
 
-def _kernels(
-    reader: RunReader, judging: int, problems: Mapping[str, ReferenceModule]
-) -> Iterator[_Kernel]:
-    for problem_id, code_id in reader.query(_PENDING, (judging,)).rows:
-        if problem_id not in problems:
-            raise MachineError(f"{reader.paths.run_db}: no row of the problem {problem_id}")
-        yield _Kernel(problem=problems[problem_id], code_id=code_id)
+def _known(
+    problems: Mapping[str, ReferenceModule], problem_id: str, paths: RunPaths
+) -> ReferenceModule:
+    if problem_id not in problems:
+        raise MachineError(f"{paths.run_db}: no row of the problem {problem_id}")
+    return problems[problem_id]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

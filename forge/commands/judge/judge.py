@@ -327,9 +327,10 @@ def _table_of(item: str, place: str) -> dict[str, Any]:
     match = _ASSIGNMENT.fullmatch(item)
     if match is None:
         raise ConfigError(f"{place}: a name and a value, such as batch_size=16 or 3_matmul:N=512")
-    value: Any = match[3].strip()
+    text = match[3].strip()
+    value: Any = text
     with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
+        value = ast.literal_eval(text.title() if text in ("true", "false") else text)
     values = {match[2]: value}
     return values if match[1] is None else {match[1].strip(): values}
 
