@@ -85,7 +85,6 @@ PROBLEMS, LARGE, ANSWERS = "problems", "problems-large", "answers"
 SCORED = "scored"
 """Beginning of the names of problems with held-out ones among them: of another file than any that
 a run trains on."""
-ASK_AGAIN = "again.json"
 FILES = (*OUTPUTS, CARD, *(f"{name}.jsonl" for name in (f"{PROBLEMS}*", f"{SCORED}-*", ANSWERS)))
 """Files of a harvest, as patterns."""
 SIZES_CPU_S, ANSWER_CPU_S = 10.0, 30.0
@@ -110,7 +109,7 @@ MAX_BROKEN = 4
 """Variants that are tried for a repair."""
 REPAIR_EVERY = 10
 MOST_VAIN = 0.5
-"""Share of the problems that a fault of the machine may cost."""
+"""Share of the problems that faults of the machine may cost."""
 IN_FLIGHT_A_CORE = 2
 """Problems under way; a judge on a CPU has a core, one with a card all of them."""
 
@@ -208,27 +207,19 @@ class HarvestTask:
 
     def run(self, work: Path, *, is_shown: bool) -> dict[str, Any]:
         """Harvests, and writes the files, also after Ctrl-C. Raises OSError where one cannot be
-        written, and MachineError where problems have no result for the first time, or where most
-        have none."""
-        log, again = ResultLog(work / RESULTS), work / ASK_AGAIN
-        asked = frozenset[str](json.loads(again.read_text()) if again.is_file() else ())
-        request = self.request
+        written, and MachineError where most problems have no result."""
+        log, request = ResultLog(work / RESULTS), self.request
         sieve = Sieve(
             heldout=self.heldout, similarity=request.similarity, keeps_heldout=request.keeps_heldout
         )
-        state = _State(sieve=sieve, asked=asked)
+        state = _State(sieve=sieve)
         try:
             anyio.run(partial(_harvest_all, self, state, log, is_shown))
-            if state.unlogged:
-                write_whole(again, json.dumps(sorted(asked | state.unlogged)).encode())
-                raise MachineError(
-                    f"{len(state.unlogged)} of {len(state.keys)} problems have no result, for a "
-                    "fault of the judges or of the machine; the same command asks for these again"
-                )
             if len(state.vain) > MOST_VAIN * len(state.keys):
                 raise MachineError(
-                    f"{len(state.vain)} of {len(state.keys)} problems have no result for the "
-                    "second time: `forge doctor` says whether judges work here"
+                    f"{len(state.vain)} of {len(state.keys)} problems have no result, for a fault "
+                    "of the judges or of the machine; `forge doctor` says whether judges work "
+                    "here, and the same command asks for these again"
                 )
             for key, result in state.vain.items():
                 log.add(key, asdict(result))
@@ -250,13 +241,8 @@ class _State:
     counts: HarvestCounts = field(default_factory=HarvestCounts)
     keys: list[tuple[str, str]] = field(default_factory=list["tuple[str, str]"])
     """Key and id of each problem that was run, by its number."""
-    asked: frozenset[str] = frozenset()
-    """Keys of problems that an earlier run has asked for in vain: their result is now the last, if
-    others have one."""
     vain: dict[str, Harvested] = field(default_factory=dict[str, Harvested])
-    """Results of those that had none again."""
-    unlogged: set[str] = field(default_factory=set[str])
-    """Keys of problems whose result a fault of the machine gave: another run asks again."""
+    """Results that a fault of the machine gave twice: they stay unless most are such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,12 +314,12 @@ async def _finish(
     result = Harvested.of(log.get(entry.key))
     if result is None:
         result, is_certain = await _Work(task, pool, entry).run()
+        if not is_certain:  # a fault of the machine: once more
+            result, is_certain = await _Work(task, pool, entry).run()
         if is_certain:
             log.add(entry.key, asdict(result))
-        elif entry.key in state.asked:
-            state.vain[entry.key] = result
         else:
-            state.unlogged.add(entry.key)
+            state.vain[entry.key] = result
     advance("correct" if result.is_pair else result.step and f"not {result.step}")
 
 

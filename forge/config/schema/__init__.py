@@ -4,6 +4,9 @@
 Imported by every room that takes settings. Never imports loading or checking.
 """
 
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from forge.config.schema.base import KeyPath, TomlTable, TomlValue, dotted
 from forge.config.schema.experiment import Experiment, LimitsTable, StoreTable
 from forge.config.schema.judge import JUDGE_URL, JudgeTable
@@ -31,41 +34,3 @@ from forge.config.schema.training import (
     TrainStage,
     split_of,
 )
-
-__all__ = [
-    "CLUSTER_ADDRESS",
-    "JUDGE_URL",
-    "SERVE_URL",
-    "Budget",
-    "ClusterTable",
-    "DataTable",
-    "EvalStage",
-    "EvalTable",
-    "Experiment",
-    "GrpoStage",
-    "JudgeTable",
-    "KeyPath",
-    "LimitsTable",
-    "LoraTable",
-    "ModelTable",
-    "PlayStage",
-    "ProblemSource",
-    "ProblemsTable",
-    "PromptTable",
-    "QuantizeTable",
-    "RewardTable",
-    "RolloutTable",
-    "SearchStage",
-    "ServeTable",
-    "SftStage",
-    "SourceTable",
-    "Stage",
-    "StoreTable",
-    "TinyModel",
-    "TomlTable",
-    "TomlValue",
-    "TrainStage",
-    "dotted",
-    "split_of",
-    "with_half_a_card",
-]
