@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import typer
 
@@ -25,9 +26,6 @@ from forge.errors import (
     pip_install,
 )
 from forge.process.machine import is_disk_full
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RANK = (MachineError, ConfigError, ChildDied, Stalled, Stopped, ForgeError)
 """Errors by rank: of several, the first kind here is the cause and the others are consequences."""

@@ -14,12 +14,10 @@ is the return of the first turn. Lost: the return of each turn, and so the credi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from forge.adapters.scoring import Attempts, ServedScorer, text_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 COLUMN = "problem"
 

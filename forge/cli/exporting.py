@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from forge.cli.options import RUNS, Json, RunName, Store, app, complete_run, find, group
-from forge.cli.printing import print_json, print_rich, print_text, waiting
+from forge.cli.printing import print_json, print_lines, print_rich, print_text, waiting
 from forge.errors import ConfigError
 from forge.records import split_step
 from forge.views.text.numbers import size
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
 
 kernels_app = group("kernels", "Commands for kernels of a run.")
 
@@ -103,46 +101,29 @@ def export(
     """Write a run's tables, or its model with a model card, to files."""
     kinds = [name for name, on in (("merge", merge), ("adapter", adapter), ("gguf", gguf)) if on]
     if form == "model":
+        if len(kinds) > 1:
+            raise ConfigError(
+                "forge export model: one of --merge, --adapter, --gguf; absent: as trained"
+            )
+        from forge.commands.export_model import ModelForm, export_model
+
         name, step = split_step(run)
-        return _export_model(
-            find(name, store), kinds, out=out, step=step, push=push, as_json=as_json
-        )
+        paths, kind = find(name, store), ModelForm(kinds[0]) if kinds else None
+        with waiting("export", is_shown=not as_json):
+            made = export_model(paths, kind=kind, out=out, step=step, push_to=push)
+        if as_json:
+            return print_json(made.to_json())
+        print_text(f"{made.path}: {size(made.num_bytes)}; verified: {made.answer!r}")
+        return print_lines(filter(None, (made.note and f"{made.path}: {made.note}", made.url)))
     if form != "parquet":
         raise ConfigError(f"forge export {form}: no such format; there are parquet and model")
-    given = [*kinds, *(["push"] if push else [])]
-    if given:
-        raise ConfigError(f"forge export parquet: --{given[0]} is for a model")
-    _export_tables(find(run, store), out=out, as_json=as_json)
-
-
-def _export_model(
-    paths: RunPaths, kinds: list[str], *, out: Path | None, step: str, push: str, as_json: bool
-) -> None:
-    from forge.commands.export_model import ModelForm, export_model
-
-    if len(kinds) > 1:
-        raise ConfigError(
-            "forge export model: one of --merge, --adapter, --gguf; absent: as trained"
-        )
-    kind = ModelForm(kinds[0]) if kinds else None
-    with waiting("export", is_shown=not as_json):
-        found = export_model(paths, kind=kind, out=out, step=step, push_to=push)
-    if as_json:
-        return print_json(found.to_json())
-    print_text(f"{found.path}: {size(found.num_bytes)}; verified: {found.answer!r}")
-    if found.note:
-        print_text(f"{found.path}: {found.note}")
-    if found.url:
-        print_text(found.url)
-
-
-def _export_tables(paths: RunPaths, *, out: Path | None, as_json: bool) -> None:
-    from dataclasses import asdict
-
+    for option in [*kinds, *(["push"] if push else [])]:
+        raise ConfigError(f"forge export parquet: --{option} is for a model")
     from forge.store.reader import open_run
     from forge.views.sql import export as view
     from forge.views.text.fitting import Fitting
 
+    paths = find(run, store)
     if out is None:
         raise ConfigError("forge export parquet: --out DIR is missing; a directory for the files")
     with open_run(paths) as reader:

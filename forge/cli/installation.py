@@ -5,13 +5,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from forge.cli.options import RUNS, ExperimentFile, Json, Overrides, Store, app, find, group
 from forge.cli.printing import print_json, print_lines, print_rich, print_text, say, waiting
 from forge.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.commands.doctor.probe import Finding
 
 cluster_app = group("cluster", "Commands for other machines.")
 
@@ -53,39 +58,38 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check this machine or a run, and name the fix for each problem."""
+    from forge.commands.doctor.probe import summarize, to_json
+
     if target is not None and not target.endswith(".toml"):
-        return _examine_run(target, store, as_json=as_json)
+        from forge.commands.doctor.run import examine_run
+
+        paths = find(target, store)
+        with waiting(f"checking {paths.name}", is_shown=not as_json):
+            checkup = examine_run(paths)
+        once = ", once the run has ended" if checkup.is_running else ""
+        can = "can" if checkup.can_resume else "could not"
+        last = f"{paths.name}: a resume {can} start{once}"
+        return _report(checkup.findings, checkup.to_json(), as_json=as_json, last=last)
     from forge.commands.doctor.examine import examine
-    from forge.commands.doctor.probe import can_run, render, summarize, to_json
     from forge.config.load import load_experiment
 
     serve = None if target is None else load_experiment(Path(target)).serve
     with waiting("checking this machine", is_shown=not as_json):
         findings = examine(store, serve=serve)
+    _report(findings, to_json(findings), as_json=as_json, last=summarize(findings))
+
+
+def _report(findings: Sequence[Finding], data: Any, *, as_json: bool, last: str = "") -> None:
+    """Prints findings, and a last line; exit code 3 if one of them is an error."""
+    from forge.commands.doctor.probe import can_run, render
+
     if as_json:
-        print_json(to_json(findings))
+        print_json(data)
     else:
         print_rich(render(findings))
-        print_text(summarize(findings))
+        if last:
+            print_text(last)
     if not can_run(findings):
-        raise typer.Exit(3)
-
-
-def _examine_run(run: str, store: Path, *, as_json: bool) -> None:
-    from forge.commands.doctor.probe import render
-    from forge.commands.doctor.run import examine_run
-
-    paths = find(run, store)
-    with waiting(f"checking {paths.name}", is_shown=not as_json):
-        found = examine_run(paths)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print_rich(render(found.findings))
-        once = ", once the run has ended" if found.is_running else ""
-        can = "can" if found.can_resume else "could not"
-        print_text(f"{paths.name}: a resume {can} start{once}")
-    if not found.can_resume:
         raise typer.Exit(3)
 
 
@@ -95,18 +99,13 @@ def check_nodes(file: ExperimentFile, overrides: Overrides = None, as_json: Json
     import anyio
 
     from forge.commands.cluster_check import find_all, survey_cluster
-    from forge.commands.doctor.probe import can_run, render, to_json
+    from forge.commands.doctor.probe import to_json
     from forge.config.load import load_experiment
 
     experiment = load_experiment(file, overrides=overrides or ())
     with waiting("asking the nodes", is_shown=not as_json):
         findings = find_all(experiment, anyio.run(survey_cluster, experiment))
-    if as_json:
-        print_json(to_json(findings))
-    else:
-        print_rich(render(findings))
-    if not can_run(findings):
-        raise typer.Exit(3)
+    _report(findings, to_json(findings), as_json=as_json)
 
 
 @app.command()

@@ -7,13 +7,11 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import anyio
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
 
 PLAIN_EVERY_S = 30.0
 

@@ -14,20 +14,18 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.data.build.output import HELDOUT, MANIFEST, TRAIN, hash_file, write_whole
 from forge.data.pairs.rows import DROPPED
 from forge.errors import ConfigError, MachineError
 from forge.runner.prepare.hub import TOKENIZER_FILES
 from forge.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
 
 WORK = ".build"
 OUTPUTS = (f"{TRAIN}.*", f"{HELDOUT}.*", ".*.partial", DROPPED)

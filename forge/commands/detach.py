@@ -10,17 +10,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from forge.errors import ForgeError, Stalled
 from forge.process.environment import python_path
 from forge.process.logtail import read_last_lines
 from forge.store.layout import RunPaths, read_status
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 START_TIMEOUT_S = 60.0
 """Maximum time until the run directory has its STATUS.json. By then the machine has been checked,

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.store.layout import (
@@ -32,10 +33,6 @@ from forge.train.gguf import made_models
 from forge.views.run_state import run_state
 from forge.views.text.numbers import size
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 OLD_S = 3600.0
 """Minimum age of a leftover: a command that begins writes such files too."""

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from starlette.requests import Request
 
-    from forge.config.schema import Experiment, ModelTable
+    from forge.config.schema import Experiment
     from forge.process.child import Child
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
@@ -95,17 +95,6 @@ RELATIVE = 1e-5
 another order differ by about 1e-6."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """Everything that a replay needs of a run."""
-
-    experiment: Experiment
-    """With the overrides; its model is located."""
-    recorded: RecordedStep
-    start: Weights
-    """The weights that the stage began with."""
-
-
 def replay(
     spec: str,
     *,
@@ -125,33 +114,55 @@ def replay(
         stage: number of the stage; None for the last one that trained the step.
         out: directory that gets the checkpoint after the step; None writes none.
     """
-    name, step = _parse(spec)
-    _check_out(out, step)
+    name, step = split_step(spec)
+    if not step or int(step) < 1:
+        raise ConfigError(
+            f"--replay {spec}: found no RUN:STEP; write e.g. --replay quickstart-1:10"
+        )
+    _check_out(out, int(step))
     paths = find_run(name, store_dir=store_dir)
-    plan = _read(paths, step, stage, overrides)
-    with open_claimed(
-        partial(_place, plan.experiment),
-        look=partial(this_machine, plan.experiment.store.dir),
-        run=f"forge train --replay {spec}",
-        say=say,
-    ) as (placement, _):
-        metrics = _train(plan, placement, out)
+    recorded, experiment, start = _read(paths, int(step), stage, overrides)
+    with (
+        open_claimed(
+            partial(_place, experiment),
+            look=partial(this_machine, experiment.store.dir),
+            run=f"forge train --replay {spec}",
+            say=say,
+        ) as (placement, _),
+        tempfile.TemporaryDirectory() as temporary,
+        open_socket_dir() as socket_dir,
+    ):
+        folder = Path(temporary)
+        folders = {
+            "work_dir": out or folder / "work", "weights_dir": folder / "weights",
+            "control_socket": socket_dir / "control.sock", "log_dir": folder / "logs",
+        }  # fmt: skip
+        job = _job(experiment, recorded, start, placement, **folders)
+        batch = folder / "batch.npz"
+        write_batch(batch, recorded.samples)
+        train = partial(train_batch, job, batch=batch, step=int(step), is_saved=out is not None)
+        metrics = anyio.run(train)
+    if out is not None:
+        shutil.rmtree(out / STAGING, ignore_errors=True)
     return ReplayReport(
         run=paths.name,
-        stage=plan.recorded.stage,
-        step=step,
+        stage=recorded.stage,
+        step=recorded.step,
         device=", ".join(gpu.name for gpu in placement.train) or "cpu",
-        num_samples=len(plan.recorded.samples),
-        is_exact=plan.recorded.is_exact,
+        num_samples=len(recorded.samples),
+        is_exact=recorded.is_exact,
         overrides=tuple(overrides),
-        recorded=plan.recorded.metrics,
+        recorded=recorded.metrics,
         replayed=metrics,
-        checkpoint=None if out is None else str(checkpoint_dir(out, step)),
+        checkpoint=None if out is None else str(checkpoint_dir(out, recorded.step)),
     )
 
 
-def _read(paths: RunPaths, step: int, stage: int | None, overrides: Sequence[str]) -> _Plan:
-    """Read the run. The step is found by the recorded experiment, without the overrides."""
+def _read(
+    paths: RunPaths, step: int, stage: int | None, overrides: Sequence[str]
+) -> tuple[RecordedStep, Experiment, Weights]:
+    """The record of a step; the experiment with the overrides, its model located; and the weights
+    that the stage began with. The step is found by the recorded experiment."""
     with open_run(paths) as reader:  # first: of another version, its keys may be unknown too
         before = load_experiment(paths.experiment, is_here=False)
         stage = find_stage(paths, reader, before, step=step, asked=stage)
@@ -159,33 +170,9 @@ def _read(paths: RunPaths, step: int, stage: int | None, overrides: Sequence[str
         recorded = read_step(paths, reader, stage=stage, step=step)
         experiment = load_experiment(paths.experiment, overrides=overrides, is_here=False)
         model = locate_model(experiment.model)
-        start = read_start(reader, model, stage=stage, name=paths.name)
-    experiment = experiment.model_copy(update={"model": model})
-    return _Plan(experiment=experiment, recorded=recorded, start=start)
-
-
-def _train(plan: _Plan, placement: Placement, out: Path | None) -> Mapping[str, float]:
-    """The metrics of the step, trained in a child. Its other files are temporary."""
-    with tempfile.TemporaryDirectory() as name, open_socket_dir() as socket_dir:
-        folder = Path(name)
-        batch = folder / "batch.npz"
-        write_batch(batch, plan.recorded.samples)
-        job = _job(plan, placement, folder, work_dir=out or folder / "work", sockets=socket_dir)
-        step = plan.recorded.step
-        run = partial(train_batch, job, batch=batch, step=step, is_saved=out is not None)
-        metrics = anyio.run(run)
-    if out is not None:
-        shutil.rmtree(out / STAGING, ignore_errors=True)
-    return metrics
-
-
-def _parse(spec: str) -> tuple[str, int]:
-    name, step = split_step(spec)
-    if not step or int(step) < 1:
-        raise ConfigError(
-            f"--replay {spec}: found no RUN:STEP; write e.g. --replay quickstart-1:10"
-        )
-    return name, int(step)
+        weights = on_model(load_stage_weights(reader)[stage], model)
+    start = check_there(weights, whose=f"stage {stage} of {paths.name}")
+    return recorded, experiment.model_copy(update={"model": model}), start
 
 
 def _check_out(out: Path | None, step: int) -> None:
@@ -223,10 +210,13 @@ def _place(experiment: Experiment, machine: Machine) -> Placement:
 
 
 def _job(
-    plan: _Plan, placement: Placement, folder: Path, *, work_dir: Path, sockets: Path
+    experiment: Experiment,
+    recorded: RecordedStep,
+    start: Weights,
+    placement: Placement,
+    **folders: Any,
 ) -> TrainerJob:
-    experiment, start = plan.experiment, plan.start
-    stage = experiment.stage[plan.recorded.stage]
+    stage = experiment.stage[recorded.stage]
     assert isinstance(stage, GrpoStage), "find_stage chose a grpo stage"
     return TrainerJob(
         stage=resolve_auto(stage, placement, model=experiment.model, model_dir=start.full),
@@ -235,13 +225,10 @@ def _job(
         adapter=start.adapter,
         rollout=experiment.rollout,
         seed=experiment.seed,
-        work_dir=work_dir,
-        checkpoint=plan.recorded.checkpoint,
-        weights_dir=folder / "weights",
-        control_socket=sockets / "control.sock",
-        log_dir=folder / "logs",
+        checkpoint=recorded.checkpoint,
         gpus=placement.train_uuids,
         publishes=False,
+        **folders,
     )
 
 
@@ -267,7 +254,7 @@ def find_stage(
     if asked is not None and asked not in grpo:
         raise ConfigError(
             f"--stage {asked}: found no grpo stage of this number in {paths.name}; allowed: "
-            f"{_listed(grpo)}"
+            f"{', '.join(map(str, grpo)) or 'none'}"
         )
     trained = {i: _trained(reader, i) for i in (grpo if asked is None else [asked])}
     having = [i for i, steps in trained.items() if step in steps]
@@ -284,16 +271,11 @@ def read_step(paths: RunPaths, reader: RunReader, *, stage: int, step: int) -> R
     checkpoint = _checkpoint(paths, reader, stage=stage, step=step)
     samples, is_exact = _samples(paths, reader, stage=stage, step=step)
     rows = reader.query(_METRICS, (stage, step)).rows
+    metrics = {key: value for key, value in rows if value is not None}
     return RecordedStep(
         stage=stage, step=step, samples=samples, is_exact=is_exact, checkpoint=checkpoint,
-        metrics={key: value for key, value in rows if value is not None},
+        metrics=metrics,
     )  # fmt: skip
-
-
-def read_start(reader: RunReader, model: ModelTable, *, stage: int, name: str) -> Weights:
-    """The weights that the stage began with, where the model is now. Raises MachineError."""
-    weights = on_model(load_stage_weights(reader)[stage], model)
-    return check_there(weights, whose=f"stage {stage} of {name}")
 
 
 def _checkpoint(paths: RunPaths, reader: RunReader, *, stage: int, step: int) -> Path | None:
@@ -351,10 +333,6 @@ def _trained(reader: RunReader, stage: int) -> list[int]:
 def _ranges(steps: Sequence[int]) -> str:
     """`1 to 20`; steps are trained without gaps."""
     return f"{steps[0]} to {steps[-1]}" if steps else "none"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) or "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

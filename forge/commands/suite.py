@@ -123,7 +123,7 @@ def make_experiment(request: EvalRequest) -> str:
             "kernelbench-l1 to kernelbench-l4, a directory, or an experiment file"
         )
     suite = find_suite(request.suite) if request.suite else Suite(name="heldout")
-    stage = {**_own_stage(request, source), **_stage(request), "kind": "eval"}
+    stage = _stage(request, source)
     if request.budget is not None:
         stage |= _budgeted(request, stage, source)
     values = experiment_of(request, source, suite, stage=stage)
@@ -137,17 +137,17 @@ def experiment_of(
     """The tables of an experiment with one stage, which plays a suite. Raises MachineError if this
     machine does not have the device."""
     gpus = JudgeSettings(device=request.device).gpus()
-    values = _base(source, gpus) | suite.tables
-    seed = source.base.seed if source.base is not None else 0
+    values, base = _base(source, gpus) | suite.tables, source.base
+    seed = base.seed if base is not None else 0
     values |= {
         "name": _name("eval" if stage["kind"] == "eval" else "solve", source.label, suite.name),
         "seed": seed if suite.seed is None else suite.seed,  # which generates its problems
         "model": {**values.get("model", {}), **source.model},
-        "store": {"dir": str(request.store), **_store(source)},
+        "store": {"dir": str(request.store), **({"texts": base.store.texts} if base else {})},
         "stage": [stage],
     }
     if request.device != "auto":
-        values["devices"] = _devices(gpus, is_remote=source.is_remote)
+        values["devices"] = _devices(gpus, source)
     values["judge"] = _judge(request, values.get("judge", {}), suite)
     judge, reward = values["judge"], values.get("reward", {})
     policy = judge.get("policy") or POLICIES[judge.get("protocol", "forge")]
@@ -182,7 +182,7 @@ def _base(source: ModelSource, gpus: Sequence[Gpu]) -> dict[str, Any]:
         return {**kept, "model": {**lora, "trust_remote_code": source.base.model.trust_remote_code}}
     place = "server" if source.is_remote else "gpu" if gpus else "cpu"
     return {
-        "devices": _devices(gpus, is_remote=source.is_remote),
+        "devices": _devices(gpus, source),
         "serve": {"slots": SLOTS[place], "precision": "fast" if gpus else "exact", **source.serve},
         "judge": {"compile_timeout_s": 60.0, "correct_timeout_s": 60.0},
         "rollout": {"max_completion_tokens": source.answer_tokens},
@@ -190,15 +190,11 @@ def _base(source: ModelSource, gpus: Sequence[Gpu]) -> dict[str, Any]:
     }
 
 
-def _devices(gpus: Sequence[Gpu], *, is_remote: bool) -> dict[str, Any]:
+def _devices(gpus: Sequence[Gpu], source: ModelSource) -> dict[str, Any]:
     if not gpus:
         return {}
-    serve = 0 if is_remote else "auto"
+    serve = 0 if source.is_remote else "auto"
     return {"gpus": [gpu.uuid for gpu in gpus], "serve": serve, "judge": "auto", "share": "auto"}
-
-
-def _store(source: ModelSource) -> dict[str, Any]:
-    return {} if source.base is None else {"texts": source.base.store.texts}
 
 
 def _judge(request: EvalRequest, given: Mapping[str, Any], suite: Suite) -> dict[str, Any]:
@@ -215,23 +211,19 @@ def _judge(request: EvalRequest, given: Mapping[str, Any], suite: Suite) -> dict
     return judge
 
 
-def _own_stage(request: EvalRequest, source: ModelSource) -> dict[str, Any]:
-    """Keys of the last evaluation of the model's run, whose figures are then repeated; for another
-    suite without the number of problems."""
+def _stage(request: EvalRequest, source: ModelSource) -> dict[str, Any]:
+    """Keys of the last evaluation of the model's run, whose figures are then repeated (for another
+    suite without the number of problems), with the options."""
     stages = source.base.stage if source.base is not None else ()
     found = [stage for stage in stages if isinstance(stage, EvalStage)]
-    if not found:
-        return {}
     exclude = {"round"} if request.suite is None else {"round", "num_problems"}
-    return found[-1].model_dump(mode="json", exclude_none=True, exclude=exclude)
-
-
-def _stage(request: EvalRequest) -> dict[str, Any]:
+    own = found[-1].model_dump(mode="json", exclude_none=True, exclude=exclude) if found else {}
     options = {
         "samples": request.samples, "max_turns": request.turns, "greedy": request.greedy,
         "num_problems": request.limit,
     }  # fmt: skip
-    return {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    return {**own, **given, "kind": "eval"}
 
 
 def _budgeted(
@@ -269,7 +261,13 @@ def find_suite(text: str) -> Suite:
     """The suite of a name, a directory or an experiment file. Raises ConfigError if there is none,
     or no problem in it."""
     if found := NAMED.fullmatch(text):
-        return _directory(_checkout(text, level=int(found[1])), name=text)
+        level = f"level{found[1]}"
+        there = next((each / level for each in CHECKOUTS if (each / level).is_dir()), None)
+        if there is None:
+            raise ConfigError(
+                f"--suite {text}: found no KernelBench/KernelBench/{level} in {Path.cwd()}; {CLONE}"
+            )
+        return _directory(there, name=text)
     path = Path(text).expanduser()
     if path.is_dir():
         return _directory(path, name=path.resolve().name)
@@ -281,16 +279,6 @@ def find_suite(text: str) -> Suite:
     raise ConfigError(
         f"--suite {text}: no such suite; kernelbench-l1 to kernelbench-l4, a directory of "
         "problems, or an experiment file"
-    )
-
-
-def _checkout(name: str, *, level: int) -> Path:
-    for folder in CHECKOUTS:
-        path = folder / f"level{level}"
-        if path.is_dir():
-            return path
-    raise ConfigError(
-        f"--suite {name}: found no KernelBench/KernelBench/level{level} in {Path.cwd()}; {CLONE}"
     )
 
 
@@ -385,8 +373,11 @@ async def _ask_for_model(request: EvalRequest) -> str:
 
 def _local(path: Path, *, label: str, model: dict[str, Any]) -> ModelSource:
     """A model whose `config.json` is in `path`."""
-    positions = _positions(path / "config.json")
-    context = min(CONTEXT_TOKENS, positions or CONTEXT_TOKENS)
+    file = path / "config.json"
+    config = _read_json(file) if file.is_file() else {}
+    inner: dict[str, Any] = config.get("text_config") or {}
+    positions = config.get("max_position_embeddings") or inner.get("max_position_embeddings")
+    context = min(CONTEXT_TOKENS, positions if isinstance(positions, int) else CONTEXT_TOKENS)
     return ModelSource(
         label=label,
         model=model,
@@ -403,16 +394,6 @@ def _adapter(path: Path) -> ModelSource:
         raise ConfigError(f"{file}: found no base_model_name_or_path; the model of the adapter")
     model = {"path": base, "adapter": str(path), "lora": {"r": _read_json(file).get("r", 16)}}
     return _local(Path(base).expanduser(), label=path.name, model=model)
-
-
-def _positions(file: Path) -> int | None:
-    """Positions that a model knows; None if they are unknown."""
-    if not file.is_file():
-        return None
-    config = _read_json(file)
-    inner: dict[str, Any] = config.get("text_config") or {}
-    found = config.get("max_position_embeddings") or inner.get("max_position_embeddings")
-    return found if isinstance(found, int) else None
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -6,18 +6,15 @@ settings of its rows (`experiments/rows`), where the user wants it. Called by th
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import tomli
 
 from forge.errors import ConfigError, MachineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BUILD = re.compile(r"forge data build experiments/(\S+\.toml)")
 """Settings of the rows that a recipe trains on, in its comment."""

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli
 
 from forge.config.recipes import list_recipes
 from forge.config.schema import KeyPath, TomlTable, TomlValue, dotted
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_EXTENDS = 16
 """Maximum number of files in a chain of `extends`."""

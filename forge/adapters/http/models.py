@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
@@ -12,9 +13,6 @@ from pydantic.json_schema import models_json_schema
 from forge.adapters.verdict import Reward, Verdict
 from forge.process.server.bodies import Body
 from forge.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAX_ITEMS = 1024
 """Answers of one batch."""

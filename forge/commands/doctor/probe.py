@@ -119,14 +119,12 @@ def render(findings: Sequence[Finding]) -> Table:
 
 def summarize(findings: Sequence[Finding]) -> str:
     """The last line: numbers of errors and warnings, and what they mean."""
-    errors = sum(finding.severity is Severity.ERROR for finding in findings)
-    warnings = sum(finding.severity is Severity.WARNING for finding in findings)
-    counts = f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}"
-    return f"{counts}: a run {'could not' if errors else 'can'} start on this machine"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    counts: list[str] = []
+    for severity in (Severity.ERROR, Severity.WARNING):
+        number = sum(finding.severity is severity for finding in findings)
+        counts.append(f"{number} {severity}{'' if number == 1 else 's'}")
+    can = "can" if can_run(findings) else "could not"
+    return f"{', '.join(counts)}: a run {can} start on this machine"
 
 
 DEADLINES_S = {"imports": 120.0, "sandbox": 60.0, "kernel": 90.0, "allreduce": 60.0}

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from forge.config.schema.base import NAME_RULE, PathValue, Positive, Share, Table
 from forge.records.problem import MAX_SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 Constant = int | Annotated[float, Field(allow_inf_nan=False)] | bool | str
 """Value of a module constant of a problem file. Infinity and NaN have no literal in Python."""
