@@ -101,12 +101,6 @@ def test_after_a_restart_of_the_server_one_attempt_fails_however_many_connection
     assert len(pauses) == 1
 
 
-def test_a_token_may_have_any_letter_of_latin_1(tmp_path: Path) -> None:
-    path, token = tmp_path / "x.sock", "s\xe9same"
-    with serving(TextPool(), path, token=token), Judge(f"unix:{path}", token) as judge:
-        assert judge.health()["ok"]
-
-
 def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     with (
         Judge(f"unix:{tmp_path}/none.sock", patience_s=0.5) as judge,

@@ -44,13 +44,6 @@ def test_a_reward_equals_that_of_a_run(verdict: Verdict, weights: dict[str, Any]
     assert forge.Reward.from_json(reward.to_json()) == reward
 
 
-def test_times_have_their_unit_in_the_name() -> None:
-    verdict = published(CORRECT)
-    assert (verdict.speedup, verdict.speedup_low) == (3.0, 2.5)
-    assert (verdict.candidate_us, verdict.baseline_us) == (10.0, 30.0)
-    assert published(VERDICTS[1]).speedup is None
-
-
 @pytest.mark.parametrize("status", [Status.INFRA_ERROR, Status.UNJUDGEABLE])
 def test_a_verdict_that_says_nothing_about_the_answer_has_no_reward(status: Status) -> None:
     verdict = published(Verdict(status=status, reason="no_judge", detail=""))

@@ -1,7 +1,6 @@
 """`forge --install-completion`: commands, recipes and runs in a shell."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,16 +44,3 @@ def test_commands_recipes_and_runs_are_offered(
         (run / "run.db").touch()
         os.utime(run / "run.db", (number, number))
     assert complete(words, tmp_path) == offered, "an empty answer leaves files to the shell"
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_installed_completion_is_read_by_a_new_shell(tmp_path: Path) -> None:
-    env = os.environ | {"PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    script = f"{sys.executable} -m forge --install-completion; complete -p forge"
-    argv = ["bash", "--rcfile", str(tmp_path / ".bashrc"), "-i", "-c"]
-    first = subprocess.run([*argv, script], env=env, capture_output=True, text=True, timeout=60)
-    assert "bash completion installed" in first.stdout
-    new = subprocess.run(
-        [*argv, "complete -p forge"], env=env, capture_output=True, text=True, timeout=60
-    )
-    assert new.stdout == "complete -o default -F _forge_completion forge\n"

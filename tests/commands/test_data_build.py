@@ -306,17 +306,6 @@ def test_a_log_is_read_to_its_first_damaged_line(tmp_path: Path, damage: str) ->
     log.close()
 
 
-@pytest.mark.long
-def test_real_judges_drop_a_wrong_answer(tmp_path: Path) -> None:
-    wrong = trinity_row("sigmoid")
-    wrong["triton_code"] = wrong["triton_code"].replace("tl.sigmoid", "tl.exp")
-    rows = [trinity_row("relu"), wrong]
-    for row in rows:
-        row["pytorch_code"] = row["pytorch_code"].replace("[[], {}]", "[]")
-    manifest = build(tmp_path, rows, filters={"judged": True})
-    assert manifest["verdicts"] == {"correct: ok": 1, "wrong: mismatch": 1}
-
-
 def settings_file(folder: Path, text: str = "") -> Path:
     path = folder / "build.toml"
     path.write_text(

@@ -122,15 +122,6 @@ def judged(problem: Path, chosen: str | None, **keys: Any) -> Any:
     return job.problem
 
 
-@pytest.mark.parametrize(
-    "chosen", ["level=1 problem_id=19", "level = 1, problem_id = 019", "level1/19_ReLU", "19_ReLU"]
-)
-def test_a_problem_of_a_directory_is_chosen_by_its_numbers_or_name(
-    chosen: str, bench: Path
-) -> None:
-    assert judged(bench, chosen).problem_id == "level1/19_ReLU"
-
-
 def test_a_problem_of_a_file_of_rows_is_chosen_too(bench: Path) -> None:
     rows = [
         {"code": source("ReLU"), "level": 1, "name": "19_ReLU", "problem_id": 19},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from forge.config.keys import all_keys, find_keys, schema_json
-from forge.config.load import dump_experiment, load_experiment
+from forge.config.load import load_experiment
 from forge.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -83,12 +83,6 @@ def test_the_file_is_found_beside_the_experiment(folder, monkeypatch):
     assert reward.function == f"{folder}/mine.py:score"
     assert reward.function_per == "turn"
     assert reward.function_timeout_s == 10.0
-
-
-def test_a_resolved_experiment_has_the_same_function(folder, tmp_path):
-    experiment = load(folder, 'function_per = "group"')
-    (tmp_path / "resolved.toml").write_text(dump_experiment(experiment))
-    assert load_experiment(tmp_path / "resolved.toml") == experiment
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from forge.config.checks import PINNING
 from forge.config.keys import all_keys
 from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import Experiment
-from forge.config.sources import key_lines, split_key
+from forge.config.sources import key_lines
 from forge.errors import ConfigError
 from forge.process.devices import VISIBILITY_VARIABLES
-from tests.config.toml_values import anything, inline, settings_of_free_form
+from tests.config.toml_values import anything, inline
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -358,15 +358,6 @@ def test_shapes_that_cannot_be_used_name_the_shape(tmp_path, shapes, expected):
     assert f"problems.shapes{expected}" in found[0]
 
 
-def test_shapes_are_the_same_after_dump_and_load(tmp_path):
-    kb = problems_in(tmp_path)
-    shapes = '[{ N = 1, "3_matmul" = { M = 2.5 } }, { use_bias = true }]'
-    experiment = load_experiment(write(tmp_path, f'{DIR}path = "{kb}"\nshapes = {shapes}\n'))
-    assert experiment.problems.shapes == [{"N": 1, "3_matmul": {"M": 2.5}}, {"use_bias": True}]
-    again = write(tmp_path, dump_experiment(experiment), name="again.toml")
-    assert load_experiment(again) == experiment
-
-
 def test_a_path_is_relative_to_the_file_that_contains_it(tmp_path, monkeypatch, caplog):
     beside = problems_in(tmp_path / "experiments")
     (tmp_path / "elsewhere").mkdir()
@@ -402,17 +393,6 @@ def test_of_two_directories_the_one_beside_the_file_is_taken_and_said(
     caplog.clear()
     assert load_experiment(file, overrides=["problems.path=kb"]).problems.path == here
     assert caplog.text == ""
-
-
-@settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
-@given(settings_of_free_form)
-def test_any_settings_are_the_same_after_dump_and_load(tmp_path, values):
-    minimal = {"name": "x", "model": {"init": "tiny"}, "stage": [{"kind": "eval"}]}
-    experiment = Experiment.model_validate({**minimal, **values})
-    dumped = write(tmp_path, dump_experiment(experiment))
-    assert load_experiment(dumped) == experiment
 
 
 some_key = st.sampled_from([key.path for key in all_keys() if " " not in key.path])
@@ -486,49 +466,3 @@ def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> set[tuple[str | in
         nested = isinstance(inner, dict | list)
         found |= paths_of(inner, (*path, key)) if nested else {(*path, key)}
     return found
-
-
-names = st.sampled_from(["a", "b", "c-1", '"d.e"', "'f # g'", '"\\u0041"', '""'])
-keys = st.lists(names, min_size=1, max_size=3).map(" . ".join)
-blank = st.sampled_from(["", " ", "\t", "\n", " # ]}\"'\n"])
-scalars = st.sampled_from(
-    [
-        *("1", "-1e3", "true", "inf", "1979-05-27", "07:32:00", "1979-05-27 07:32:00"),
-        *('""', '"x\\"] = \\\\"', "''", "'\\'", '"""a\n"" \\""" ] = """""', "'''\n[a]''x'''''"),
-    ]
-)
-
-
-def extend(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    pairs = st.tuples(keys, inner).map(" = ".join)
-    arrays = st.tuples(blank, st.lists(inner, max_size=3), blank, st.booleans())
-    tables = st.lists(pairs, max_size=3).map(lambda items: f"{{ {', '.join(items)} }}")
-    return tables | arrays.map(
-        lambda a: f"[{a[0]}{f',{a[2]}'.join(a[1])}{',' if a[1] and a[3] else ''}{a[2]}]"
-    )
-
-
-values = st.recursive(scalars, extend, max_leaves=6)
-lines = st.one_of(
-    st.tuples(keys, values).map(" = ".join),
-    keys.map("[ {} ] # x".format),
-    keys.map("[[{}]]".format),
-    st.just("# a = 1"),
-    st.just(""),
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [("a", ("a",)), ("a.b-c.1", ("a", "b-c", "1")), ('a."b.c" . d', ("a", "b.c", "d"))],
-)
-def test_a_dotted_key_splits_as_toml_reads_it(text, parts):
-    assert split_key(text) == parts
-
-
-@pytest.mark.parametrize(
-    "text", ["", " ", '""', 'a.""', "a.", "a b", "a #", "[a]", "a\nb", '"a', "a = 1\nb"]
-)
-def test_an_empty_part_or_anything_but_a_key_is_refused(text):
-    with pytest.raises(ValueError, match="is not a key"):
-        split_key(text)

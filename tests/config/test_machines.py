@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.load import dump_experiment, load_experiment
+from forge.config.load import load_experiment
 from forge.errors import ConfigError
 
 EXPERIMENT = 'name = "x"\n[model]\ninit = "tiny"\n[[stage]]\nkind = "eval"\n'
@@ -105,20 +105,3 @@ def test_a_variable_is_not_required_for_another_machine(file: Path) -> None:
     assert elsewhere.notify.webhook_env == "NO_SUCH_HOOK"
     with pytest.raises(ConfigError, match="NO_SUCH_HOOK"):
         load_experiment(file, overrides=overrides)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [],
-        [f'notify.webhook="{URL}"', 'notify.on=["best"]', "notify.timeout_s=2.5"],
-        ['sinks.to=["wandb", "tensorboard"]', 'sinks.wandb_mode="offline"'],
-    ],
-)
-def test_a_resolved_experiment_loads_to_an_equal_one(
-    file: Path, tmp_path: Path, overrides: list[str]
-) -> None:
-    experiment = load_experiment(file, overrides=overrides)
-    again = tmp_path / "again.toml"
-    again.write_text(dump_experiment(experiment))
-    assert load_experiment(again) == experiment

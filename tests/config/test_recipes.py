@@ -14,7 +14,7 @@ import pytest
 
 from forge.cli import run_command
 from forge.config.load import load_build, load_experiment
-from forge.config.recipes import list_recipes, write_recipe
+from forge.config.recipes import write_recipe
 from forge.config.schema import Experiment
 from forge.errors import ConfigError, MachineError
 from forge.runner.plan.machine import assume, this_machine
@@ -177,11 +177,6 @@ def test_rows_have_the_prompts_and_the_policy_of_the_recipes_that_train_on_them(
 def test_the_documents_list_every_recipe() -> None:
     text = (FOLDER.parent / "docs/how-to/recipes.md").read_text()
     assert [name for name in NAMES if f"`experiments/{name}.toml`" not in text] == []
-
-
-def test_the_package_has_every_recipe_of_the_checkout() -> None:
-    assert sorted(recipe.name for recipe in list_recipes()) == NAMES
-    assert (ROOT / "forge/recipes").resolve() == ROOT / "experiments"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -69,11 +69,6 @@ def load_part(text: str, folder: Path) -> None:
     pytest.fail("\n".join(errors))
 
 
-def test_a_wrong_key_in_a_block_is_found(tmp_path: Path) -> None:
-    with pytest.raises(pytest.fail.Exception, match="unknown key"):
-        load_part("[rollout]\ngrup_size = 4\n", tmp_path)
-
-
 @pytest.mark.parametrize("block", PYTHON, ids=by_place)
 def test_a_python_block_parses_and_names_what_exists(block: Block) -> None:
     tree = ast.parse(block.text)
@@ -134,10 +129,6 @@ def test_no_line_begins_with_a_formula_which_markdown_would_take_for_a_paragraph
 @pytest.mark.usefixtures("mathml")
 def test_a_formula_of_its_own_is_in_an_element_that_scrolls() -> None:
     assert '<div class="formula"><math display="block">a_b</math></div>' in on_page_markdown(PAGE)
-
-
-def test_a_page_without_formulas_is_unchanged() -> None:
-    assert on_page_markdown("costs $5 and $6\n") == "costs $5 and $6\n"
 
 
 MODELS_PAGE = ROOT / "docs" / "how-to" / "models.md"

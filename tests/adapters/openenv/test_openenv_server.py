@@ -97,14 +97,6 @@ def test_a_bad_message_gets_one_line_and_the_connection_stays(
         assert say(socket, "reset")["type"] == "observation"
 
 
-def test_bytes_are_read_as_text() -> None:
-    with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
-        socket.send_bytes(b"\xff\x00")
-        assert socket.receive_json()["data"]["code"] == "INVALID_JSON"
-        socket.send_bytes(b'{"type": "reset"}')
-        assert socket.receive_json()["type"] == "observation"
-
-
 def test_a_bad_action_names_its_field() -> None:
     with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
         say(socket, "reset")
