@@ -59,7 +59,7 @@ class Broker:
     def __init__(self, ray: Any) -> None:
         """`ray`: the package, connected."""
         self._ray = ray
-        self._places = Places(ray)
+        self._here = str(ray.get_runtime_context().get_node_id())
         self._hosts: dict[str, HeldActor] = {}
         self._packed: dict[str, Manifest] = {}
         self._putting = anyio.Lock()
@@ -82,7 +82,7 @@ class Broker:
 
     async def survey(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The living nodes, and what a host on each but this one reports about it."""
-        new_host = partial(self._places.new_host, 0, 0)
+        new_host = partial(self._new_host, 0, 0)
         return {"nodes": await survey(self._ray, new_host, body)}
 
     async def address(self, _body: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,9 +93,9 @@ class Broker:
         """Place a host, copy the files of its order to it, and let it start its child."""
         order, hosted = body["order"], HeldActor()
         self._hosts[body["id"]] = hosted
-        if not await self._places.place(hosted, body):
+        if not await self._place(hosted, body):
             self._kill(body["id"])
-            return {"kind": "NoRoom", "error": self._places.no_room(body)}
+            return {"kind": "NoRoom", "error": self._no_room(body)}
         actor = hosted.actor
         brought = {name: await self._bring(actor, path) for name, path in order["files"].items()}
         found = next((each for each in brought.values() if "error" in each), None)
@@ -106,6 +106,44 @@ class Broker:
         if "error" in found:
             await self.stop(body)
         return found
+
+    async def _place(self, hosted: HeldActor, body: Mapping[str, Any]) -> bool:
+        """Make a host on a node with the resources and labels. False if no node has room in time.
+        Raises RayError if its node lacks forge."""
+        labels = {"ray.io/node-id": f"!in({self._here})"} | body["labels"]
+        num_gpus = gpus_of(body["order"])
+        with anyio.move_on_after(body["room_s"]):
+            while True:
+                hosted.actor = self._new_host(body["num_cpus"], num_gpus, labels)
+                try:
+                    await hosted.actor.ready.remote()
+                    return True
+                except self._ray.exceptions.RayError as error:
+                    if NO_FORGE in str(error):
+                        raise
+                    logger.warning("%s was not made: %s", body["id"], cause_line(error))
+                # Ray may choose a node whose loss it does not know yet.
+                self._ray.kill(hosted.actor)
+                await anyio.sleep(UNAVAILABLE_PAUSE_S)
+        return False
+
+    def _new_host(self, num_cpus: int, num_gpus: float, labels: dict[str, str]) -> Any:
+        """An actor, which Ray makes once a node has room."""
+        host = self._ray.remote(NodeHost).options(
+            num_cpus=num_cpus, num_gpus=num_gpus, label_selector=labels, max_restarts=0
+        )
+        return host.remote(is_on_gpu=num_gpus > 0)
+
+    def _no_room(self, body: Mapping[str, Any]) -> str:
+        """Message that a host has no room: its needs, and the nodes."""
+        order, nodes = body["order"], list_nodes(self._ray)
+        num_gpus = gpus_of(order)
+        needs = [f"{num_gpus:g} GPU" if num_gpus else f"{body['num_cpus']:g} CPU"]
+        needs += [f"{key}={value}" for key, value in body["labels"].items()]
+        return (
+            f"{order['name']}: no node has room within {body['room_s']:g} s (needs "
+            f"{', '.join(needs)}); the nodes are {'; '.join(map(str, nodes))}"
+        )
 
     async def news(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """News of a host. A host that is silent or lost has ended."""
@@ -204,53 +242,6 @@ class HeldActor:
     actor: Any = None
     """None before it is placed."""
     holding: Any = None
-
-
-class Places:
-    """The nodes of a cluster besides this one."""
-
-    def __init__(self, ray: Any) -> None:
-        """`ray`: the package, connected."""
-        self._ray = ray
-        self._here = str(ray.get_runtime_context().get_node_id())
-
-    async def place(self, hosted: HeldActor, body: Mapping[str, Any]) -> bool:
-        """Make a host on a node with the resources and labels. False if no node has room in time.
-        Raises RayError if its node lacks forge."""
-        labels = {"ray.io/node-id": f"!in({self._here})"} | body["labels"]
-        num_gpus = gpus_of(body["order"])
-        with anyio.move_on_after(body["room_s"]):
-            while True:
-                hosted.actor = self.new_host(body["num_cpus"], num_gpus, labels)
-                try:
-                    await hosted.actor.ready.remote()
-                    return True
-                except self._ray.exceptions.RayError as error:
-                    if NO_FORGE in str(error):
-                        raise
-                    logger.warning("%s was not made: %s", body["id"], cause_line(error))
-                # Ray may choose a node whose loss it does not know yet.
-                self._ray.kill(hosted.actor)
-                await anyio.sleep(UNAVAILABLE_PAUSE_S)
-        return False
-
-    def new_host(self, num_cpus: int, num_gpus: float, labels: dict[str, str]) -> Any:
-        """An actor, which Ray makes once a node has room."""
-        host = self._ray.remote(NodeHost).options(
-            num_cpus=num_cpus, num_gpus=num_gpus, label_selector=labels, max_restarts=0
-        )
-        return host.remote(is_on_gpu=num_gpus > 0)
-
-    def no_room(self, body: Mapping[str, Any]) -> str:
-        """Message that a host has no room: its needs, and the nodes."""
-        order, nodes = body["order"], list_nodes(self._ray)
-        num_gpus = gpus_of(order)
-        needs = [f"{num_gpus:g} GPU" if num_gpus else f"{body['num_cpus']:g} CPU"]
-        needs += [f"{key}={value}" for key, value in body["labels"].items()]
-        return (
-            f"{order['name']}: no node has room within {body['room_s']:g} s (needs "
-            f"{', '.join(needs)}); the nodes are {'; '.join(map(str, nodes))}"
-        )
 
 
 def gpus_of(order: Mapping[str, Any]) -> float:

@@ -13,7 +13,7 @@ import logging
 import secrets
 import sys
 import time
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -33,7 +33,7 @@ from forge.process.environment import child_env
 from forge.process.logtail import logged_error, read_ending
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     import httpx
 
@@ -138,8 +138,18 @@ class Cluster:
             where = ", ".join(filter(None, (hosted.url, found["devices"])))
             self._say(f"{name} runs on {hosted.host} ({where})")
             self.tasks.start_soon(hosted.follow, following)
-            with self._observed(hosted, found):
+            pid, observer = int(found["pid"]), self._observer
+            if observer is not None:
+                address = urlsplit(hosted.url).hostname or ""
+                observer.started(
+                    name, pid=pid, devices=str(found["devices"]), log_path=log_path,
+                    node=" ".join(filter(None, (hosted.host, address))),
+                )  # fmt: skip
+            try:
                 yield hosted
+            finally:
+                if observer is not None:
+                    observer.ended(name, pid=pid, reason=hosted.reason or "stopped with its host")
         finally:
             following.cancel()
             with anyio.CancelScope(shield=True):
@@ -154,23 +164,6 @@ class Cluster:
                 logger.warning("%s: %s; it is opened again", body["id"], error)
             await self.stop(body["id"])
         return await self.ask("/open", body, timeout_s=timeout_s)
-
-    @contextmanager
-    def _observed(self, hosted: Hosted, found: Mapping[str, Any]) -> Generator[None]:
-        """Report the start and the end of a child."""
-        observer, name, pid = self._observer, hosted.name, int(found["pid"])
-        if observer is None:
-            yield
-            return
-        address = urlsplit(hosted.url).hostname or ""
-        observer.started(
-            name, pid=pid, devices=str(found["devices"]), log_path=hosted.log_path,
-            node=" ".join(filter(None, (hosted.host, address))),
-        )  # fmt: skip
-        try:
-            yield
-        finally:
-            observer.ended(name, pid=pid, reason=hosted.reason or "stopped with its host")
 
     async def stop(self, key: str) -> None:
         """End a host and its child, where they can be reached."""

@@ -36,7 +36,7 @@ from forge.runner.weights.resume import find_weights
 from forge.store.reader import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from forge.config.schema import Experiment
     from forge.data.prompts.prompt_set import PromptSet
@@ -80,16 +80,14 @@ class ShownPrompt:
 
     prompt_hash: str
     prompt: Prompt
-    is_rendered: bool
-    """True if the tokenizer is known, so that text and ids are there."""
     note: str = ""
-    """Reason why the tokenizer is unknown; empty if it is known."""
+    """Reason why the tokenizer is unknown, so that there is neither text nor ids; else empty."""
     unknown: str = ""
     """Remark on what a later message states and this one cannot; empty if there is nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """The output of `forge data prompt --json`; without a tokenizer, text and ids are null."""
-        known = self.is_rendered
+        known = not self.note
         return {
             "prompt_hash": self.prompt_hash,
             "messages": [asdict(message) for message in self.prompt.messages],
@@ -99,13 +97,13 @@ class ShownPrompt:
 
     def text(self) -> str:
         """The rendered conversation; without a tokenizer, its messages under their roles."""
-        if self.is_rendered:
+        if not self.note:
             return self.prompt.text
         return "\n".join(f"[{each.role}]\n{each.content}" for each in self.prompt.messages)
 
     def ids(self) -> str:
         """The token ids in a line. Raises ConfigError without a tokenizer."""
-        if not self.is_rendered:
+        if self.note:
             raise ConfigError(f"--ids: {self.note}")
         return " ".join(map(str, self.prompt.ids))
 
@@ -134,11 +132,8 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
     if gpus and prompts.has_baseline and not attempts:
         unknown = BASELINE_UNKNOWN
     if chat is None or experiment is None:
-        messages = prompts.conversation(problem, attempts)
-        plain = Prompt(ids=(), messages=messages)
-        return ShownPrompt(
-            prompt_hash=prompts.hash, prompt=plain, is_rendered=False, note=note, unknown=unknown
-        )
+        plain = Prompt(ids=(), messages=prompts.conversation(problem, attempts))
+        return ShownPrompt(prompt_hash=prompts.hash, prompt=plain, note=note, unknown=unknown)
     prompter = TemplatePrompter(
         prompts=prompts,
         chat=chat,
@@ -155,7 +150,7 @@ def show_prompt(request: PromptRequest) -> ShownPrompt:
             f"{experiment.serve.context_tokens} beside rollout.max_completion_tokens = "
             f"{experiment.rollout.max_completion_tokens}"
         )
-    return ShownPrompt(prompt_hash=prompts.hash, prompt=prompt, is_rendered=True, unknown=unknown)
+    return ShownPrompt(prompt_hash=prompts.hash, prompt=prompt, unknown=unknown)
 
 
 def _experiment(request: PromptRequest) -> Experiment | None:
@@ -216,27 +211,25 @@ def find_asked(name: str, *, run: RunPaths | None, experiment: Experiment | None
     """The problem of this id, name or number, if it means one alone, or in this file. A file of the
     experiment's own directory has the experiment's sizes."""
     name = _own_name(name, experiment)
+    is_text = name == STDIN or _is_file(name)
+    by_id: dict[str, Problem] = {}
     known: list[str] = []
-    load: Callable[[str], Problem] | None = None
     if run is not None:
         with open_run(run) as reader:
             known = [row["problem_id"] for row in reader.rows("SELECT problem_id FROM problems")]
-            if name in known:
-                return read_problem(reader, name)
-    elif experiment is not None and name != STDIN and not _is_file(name):
+    elif experiment is not None and not is_text:
         problems = load_problems(experiment.problems, seed=experiment.seed)
         by_id = {each.problem_id: each for each in problems}
-        known, load = list(by_id), by_id.__getitem__
-    if name == STDIN or _is_file(name):
+        known = list(by_id)
+    if is_text and name not in known:
         return from_source(read_source(name), name=Path(name).stem if name != STDIN else "stdin")
-    found = find_problem(name.removesuffix(".py"), known)
+    found = name if name in known else find_problem(name.removesuffix(".py"), known)
     if found is None:
         listed = ", ".join(known[:MAX_NAMES]) + (", ..." if len(known) > MAX_NAMES else "")
         where = f"; problems are {listed}" if known else "; a problem file, or - for stdin"
         raise ConfigError(f"{name[:MAX_NAME]}: no such problem{where}")
-    if load is not None:
-        return load(found)
-    assert run is not None
+    if run is None:
+        return by_id[found]
     with open_run(run) as reader:
         return read_problem(reader, found)
 
@@ -284,9 +277,8 @@ def judge_attempts(
 def _judge_all(
     table: JudgeTable, problem: Problem, codes: Sequence[str], gpus: Sequence[Gpu]
 ) -> list[Verdict]:
-    alone = table.model_copy(update={"workers": 1})
-
     async def judge() -> list[Verdict]:
+        alone = table.model_copy(update={"workers": 1})
         async with open_private_pool(alone, gpus=gpus[:1]) as pool:
             return [await pool.judge(problem, code) for code in codes]
 

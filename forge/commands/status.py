@@ -182,10 +182,10 @@ def live_line(live: LiveStatus, played: PlayedSteps) -> str:
     return "  ".join([stage, *live_facts(live, played), *eta])
 
 
-def _ask_supervisor(paths: RunPaths) -> LiveStatus | None:
+def _ask_supervisor(paths: RunPaths, **limits: float) -> LiveStatus | None:
     """None if no supervisor is there. Raises Stalled if it is silent."""
     try:
-        client = open_client(paths)
+        client = open_client(paths, **limits)
         return None if client is None else client.status()
     except ConfigError:  # it has just begun, or is ending
         return None
@@ -215,30 +215,20 @@ def load_running(store_dir: Path) -> list[dict[str, Any]]:
 
 
 def _load_running_run(paths: RunPaths) -> dict[str, Any]:
-    status = read_status(paths)
-    live = _ask_shortly(paths)
-    row: dict[str, Any] = {"name": paths.name, "path": str(paths.root), "pid": status.get("pid")}
+    row = {"name": paths.name, "path": str(paths.root), "pid": read_status(paths).get("pid")}
+    try:
+        live = _ask_supervisor(paths, timeout_s=TIMEOUT_S)
+    except (ForgeError, OSError, ValueError, TypeError):  # it is ending, or silent
+        live = None
     if live is None:
         return {**row, "stage": None}
+    cores = [each.cpu_cores for each in live.components if each.cpu_cores is not None]
+    held = [each.memory_bytes for each in live.components if each.memory_bytes is not None]
     return {
         **row, "stage": live.stage, "done": live.done, "total": live.total, "unit": live.unit,
-        "eta_s": live.eta_s, "cpu_cores": _sum_of(live, "cpu_cores"),
-        "memory_bytes": _sum_of(live, "memory_bytes"), "num_processes": len(live.components),
+        "eta_s": live.eta_s, "cpu_cores": sum(cores) if cores else None,
+        "memory_bytes": sum(held) if held else None, "num_processes": len(live.components),
     }  # fmt: skip
-
-
-def _ask_shortly(paths: RunPaths) -> LiveStatus | None:
-    """None if the supervisor has just begun, is ending, or is silent."""
-    try:
-        client = open_client(paths, timeout_s=TIMEOUT_S)
-        return None if client is None else client.status()
-    except (ForgeError, OSError, ValueError, TypeError):
-        return None
-
-
-def _sum_of(live: LiveStatus, name: str) -> float | None:
-    found = [value for each in live.components if (value := getattr(each, name)) is not None]
-    return sum(found) if found else None
 
 
 def render_running(rows: list[dict[str, Any]]) -> Fitting:

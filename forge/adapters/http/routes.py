@@ -27,7 +27,7 @@ from forge.process.server.bodies import INVALID, parse_body
 from forge.process.server.door import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from starlette.requests import Request
@@ -80,19 +80,19 @@ class JudgeApi:
     def routes(self) -> list[Route]:
         """Routes for the application of the pool."""
         return [
-            Route("/v1/judge", self._judge, methods=["POST"]),
-            Route("/v1/judge/batch", self._judge_batch, methods=["POST"]),
+            self._post("/v1/judge", self._answer_one),
+            self._post("/v1/judge/batch", self._answer_batch),
             Route("/v1/problems", self._list_problems),
             Route("/v1/problems/{name:path}", self._show_problem),
             Route("/v1/health", self._health),
             Route("/openapi.json", self._openapi),
         ]
 
-    async def _judge(self, request: Request) -> Response:
-        return await self._served.answer(request, self._answer_one)
+    def _post(self, path: str, answer: Callable[[dict[str, Any]], Awaitable[Response]]) -> Route:
+        async def handle(request: Request) -> Response:
+            return await self._served.answer(request, answer)
 
-    async def _judge_batch(self, request: Request) -> Response:
-        return await self._served.answer(request, self._answer_batch)
+        return Route(path, handle, methods=["POST"])
 
     async def _answer_one(self, body: dict[str, Any]) -> Response:
         call = parse_body(JudgeCall, body)

@@ -115,12 +115,10 @@ class Episode:
 
     async def step(self, action: KernelAction) -> KernelObservation:
         """Judge an answer. Raises Refusal for one that is out of order or has no verdict."""
-        why = ""
-        if self.is_done:
-            why = f"the episode ended after {self.turn} answers; reset starts another"
-        elif self.is_judging:
-            why = "a step of this episode is being judged; wait for its answer"
-        if why:
+        if self.is_done or self.is_judging:
+            ended = f"the episode ended after {self.turn} answers; reset starts another"
+            judged = "a step of this episode is being judged; wait for its answer"
+            why = ended if self.is_done else judged
             raise Refusal(ErrorCode.EXECUTION_ERROR, why, status=409)
         self.is_judging = True
         try:
@@ -136,9 +134,7 @@ class Episode:
         self.is_solved = is_good_enough(for_reward(verdict), self.rules.reward)
         if verdict.correct:
             self.best_speedup = max(self.best_speedup, verdict.speedup or 0.0)
-        facts = {"status": verdict.status, "reason": verdict.reason}
-        if verdict.speedup is not None:
-            facts |= {name: getattr(verdict, name) for name in TIMES}
+        shown = ("status", "reason", *(TIMES if verdict.speedup is not None else ()))
         return self._observe(
             reward=reward.value,
             feedback=verdict.feedback,
@@ -146,7 +142,10 @@ class Episode:
             compilation_error=None if verdict.compiled else verdict.detail,
             correctness_pass=verdict.correct if verdict.compiled else None,
             speedup=verdict.speedup,
-            metadata={**facts, "reward_terms": dict(reward.terms)},
+            metadata={
+                **{name: getattr(verdict, name) for name in shown},
+                "reward_terms": dict(reward.terms),
+            },
         )
 
     def state(self) -> KernelState:
@@ -322,21 +321,17 @@ class ServedProblems:
 
     def find(self, name: str) -> tuple[str, Problem]:
         """The name and the problem that a client means. Raises Refusal."""
-        if name in self.by_name:
-            return name, self.by_name[name]
         by_id = {problem.problem_id: known for known, problem in self.by_name.items()}
-        found = find_problem(name, list(by_id))
-        known = None if found is None else by_id[found]
-        if known is None and name:
-            known = next((each for each in self.names if name in each), None)
-        if known is None:
+        found = name if name in self.by_name else by_id.get(find_problem(name, list(by_id)) or "")
+        found = found or next((each for each in self.names if name and name in each), None)
+        if found is None:
             listed = ", ".join(self.names[:MAX_NAMES])
             more = len(self.names) - MAX_NAMES
             rest = f" and {more} more" if more > 0 else ""
             raise _no_problem(
                 f"problem_id: {name[:100]}: no such problem; there are {listed}{rest}"
             )
-        return known, self.by_name[known]
+        return found, self.by_name[found]
 
     def choose(self, seed: int | None) -> tuple[str, Problem]:
         """A problem at random; the same for the same seed. Raises Refusal if there is none."""
@@ -347,12 +342,13 @@ class ServedProblems:
 
 
 def serve_problems(known: KnownProblems | None) -> ServedProblems:
-    """All known problems. Raises ConfigError for a file that has no problem."""
+    """All known problems: `L1_19_ReLU` for a file in a folder of a level, else by their ids. Raises
+    ConfigError for a file that has no problem."""
     by_name: dict[str, Problem] = {}
-    for path in known.names if known is not None else ():
-        assert known is not None
-        problem = known.problem(known.file(path))
-        name = _name_of(problem)
+    for problem in () if known is None else (known.problem(known.file(n)) for n in known.names):
+        name = problem.problem_id
+        if _LEVEL.fullmatch(problem.family):
+            name = f"L{problem.level}_{PurePath(name).name}"
         by_name[problem.problem_id if name in by_name else name] = problem
     return ServedProblems(by_name=by_name)
 
@@ -369,10 +365,3 @@ async def given_problem(source: str) -> ReferenceModule:
 
 def _no_problem(text: str) -> Refusal:
     return Refusal(ErrorCode.VALIDATION_ERROR, text, status=422)
-
-
-def _name_of(problem: Problem) -> str:
-    """`L1_19_ReLU` for a file in a folder of a level, else the problem's id."""
-    if not _LEVEL.fullmatch(problem.family):
-        return problem.problem_id
-    return f"L{problem.level}_{PurePath(problem.problem_id).name}"
