@@ -231,36 +231,14 @@ def test_every_extra_that_pip_installs_in_a_document_exists() -> None:
     assert extras <= set(project["optional-dependencies"])
 
 
-OTHERS = {
-    *("curl", "export", "git", "make", "mkdir", "pip", "python3", "ray", "sed", "sqlite3"),
-    "vllm-env/bin/pip",
-}
-"""Programs of the lines that are not forge's."""
-
-
 def read_other_lines() -> list[tuple[str, list[str]]]:
     """Place and words of each command of another program than forge."""
     return [(each.place, each.words) for each in read_commands() if not each.forge]
 
 
-def test_every_other_line_is_of_a_program_that_is_checked_or_foreign() -> None:
-    assert {words[0] for _, words in read_other_lines()} == OTHERS
-
-
 def test_the_documented_vllm_is_the_tested_one() -> None:
     asked = [words[-1] for _, words in read_other_lines() if words[0] == "vllm-env/bin/pip"]
     assert asked == [f"vllm=={TESTED_VLLM}.*"]
-
-
-def test_every_make_line_has_a_target_and_variables_of_the_makefile() -> None:
-    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
-    lines = [(place, words[1:]) for place, words in read_other_lines() if words[0] == "make"]
-    assert len(lines) >= 5
-    for place, words in lines:
-        for word in words:
-            name, is_set, _ = word.partition("=")
-            known = f"{name}=" in rules if is_set else re.search(rf"^{name}:", rules, re.MULTILINE)
-            assert known, f"{place}: make {word}"
 
 
 def test_the_body_of_every_request_with_curl_is_a_request_of_the_judge() -> None:
