@@ -35,7 +35,8 @@ def run_command(argv: list[str]) -> int:
     """Runs one command line and returns its exit code; errors are printed on stderr."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        _require_stdout()
+        if sys.stdout is None:  # the first file to be opened would get its number and the output
+            raise ConfigError("stdout is closed; >/dev/null drops the output")
         with opened:
             code = app(argv, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
@@ -46,9 +47,3 @@ def run_command(argv: list[str]) -> int:
 
         return explain(error)
     return code if isinstance(code, int) else 0
-
-
-def _require_stdout() -> None:
-    """Without a stdout, the first file to be opened would get its number and the output."""
-    if sys.stdout is None:
-        raise ConfigError("stdout is closed; >/dev/null drops the output")

@@ -156,7 +156,7 @@ class Host:
     async def news(self, offset: int) -> dict[str, Any]:
         """The log from `offset` on, and why the child has ended. Waits until there is something."""
         with anyio.move_on_after(NEWS_S):
-            while self._ended is None and self._log_size() <= offset:  # noqa: ASYNC110 - a file
+            while self._ended is None and len(self._read(offset)) == 0:  # noqa: ASYNC110 - a file
                 await anyio.sleep(NEWS_PAUSE_S)
         text, failure = self._read(offset), self._folder / WORK / FAILURE
         return {
@@ -164,9 +164,6 @@ class Host:
             "ended": None if len(text) == MAX_LOG_BYTES else self._ended,
             "failure": json.loads(failure.read_text()) if failure.exists() else None,
         }
-
-    def _log_size(self) -> int:
-        return self._log.stat().st_size if self._log.exists() else 0
 
     def _read(self, offset: int) -> bytes:
         if not self._log.exists():

@@ -345,7 +345,10 @@ class _Work:
     async def run(self) -> tuple[Harvested, bool]:
         """The result, and whether it would be the same again: no fault of a machine made it."""
         try:
-            await self._find_sizes()
+            try:
+                await self._find_sizes()
+            except RecursionError:
+                raise _NotPassed("runs", TOO_DEEP) from None
             await self._examine()
             if not self._task.request.only_problems:
                 await self._answer()
@@ -360,12 +363,6 @@ class _Work:
         self._result = replace(self._result, **values)
 
     async def _find_sizes(self) -> None:
-        try:
-            await self._try_sizes()
-        except RecursionError:
-            raise _NotPassed("runs", TOO_DEEP) from None
-
-    async def _try_sizes(self) -> None:
         found = self._entry.found
         texts = [found.text, *found.alternatives]
         groups = self._groups(texts)

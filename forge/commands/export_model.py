@@ -167,19 +167,15 @@ def _write(paths: RunPaths, kind: ModelForm, weights: Weights, out: Path) -> dic
             "question": PROMPT,
         }
         found = anyio.run(run_child, "forge.serve.llama.export", job)
-        _keep_tokenizer(merged, out)
+        # Beside the file, for programs that tokenise themselves.
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            if (merged / name).is_file():
+                (merged / name).rename(out / name)
+        shutil.rmtree(merged)
     if not found["ids"]:
         raise MachineError(f"{paths.name}: the exported weights generate nothing")
     answer = chat.decode(found.pop("ids"), skip_special=False)
     return {**found, "prompt": PROMPT, "answer": answer}
-
-
-def _keep_tokenizer(merged: Path, out: Path) -> None:
-    """Keep the tokenizer next to a GGUF file, for programs that tokenise themselves."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (merged / name).is_file():
-            (merged / name).rename(out / name)
-    shutil.rmtree(merged)
 
 
 def check_hub(name: str) -> None:
@@ -226,7 +222,7 @@ def lineage_of(
         "base_model": experiment.model.path or "a random model made by the run",
         "base_revision": experiment.model.revision,
         "run": run["name"],
-        "created": _day(run["created_at"]),
+        "created": datetime.fromtimestamp(run["created_at"], UTC).date().isoformat(),
         "forge_version": run["forge_version"],
         "commit": run["code_commit"],
         "has_uncommitted_changes": bool(run["is_changed"]),
@@ -307,7 +303,3 @@ def _stages(experiment: Experiment, *, last: int) -> Iterator[dict[str, Any]]:
         length = f"{stage.steps} steps" if epochs is None else f"{epochs:g} epochs"
         rate = stage.learning_rate
         yield {"index": index, "kind": stage.kind, "length": length, "learning_rate": rate}
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).date().isoformat()

@@ -221,7 +221,12 @@ def check_problems(x: Experiment) -> Rows:
     yield from _single_keys("problems", problems, SourceTable)
     for index, part in enumerate(problems.parts()):
         at = problems.key_of(index)
-        yield from _generated(part, at) if part.source == "generated" else _files(part, at)
+        for name, found in (("path", "a path"), ("shapes", "shapes")):
+            text = f'found {found}; allowed with source = "dir" or "file" only'
+            is_given = part.source == "generated" and getattr(part, name) is not None
+            yield is_given, f"{at}{name}", text
+        if part.source != "generated":
+            yield from _files(part, at)
     elsewhere = x.judge.url or (x.cluster.judges and x.cluster.judge_on == "gpu")
     has_gpus = x.devices.judge or elsewhere
     is_generated, reserved = problems.has_generated, problems.num_reserved
@@ -270,12 +275,6 @@ def _single_keys(name: str, table: ProblemsTable | DataTable, single: type[Table
         text = 'found "generated" a second time; one of all sources'
         is_again = kind == "generated" and kind in kinds[:index]
         yield is_again, f"{name}.sources.{index}.source", text
-
-
-def _generated(part: ProblemSource, at: str) -> Rows:
-    for name, found in (("path", "a path"), ("shapes", "shapes")):
-        text = f'found {found}; allowed with source = "dir" or "file" only'
-        yield getattr(part, name) is not None, f"{at}{name}", text
 
 
 def _files(part: ProblemSource, at: str) -> Rows:

@@ -213,22 +213,18 @@ def _table_keys(model: type[BaseModel], *, table: str) -> Iterator[Key]:
         if sub_table is not None:
             inner.append((f"{table}.{name}" if table else name, sub_table))
         else:
+            is_number = {int, float} & set(_options(field.annotation))
+            units = (unit for end, unit in UNITS.items() if is_number and name.endswith(end))
             yield Key(
                 table=table,
                 name=name,
                 type=allowed(field),
                 default=_default(field),
-                unit=_unit(name, field),
+                unit=next(units, ""),
                 doc=description(field),
             )
     for path, sub_table in inner:
         yield from _table_keys(sub_table, table=path)
-
-
-def _unit(name: str, field: FieldInfo) -> str:
-    if not {int, float} & set(_options(field.annotation)):
-        return ""
-    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
 def _default(field: FieldInfo) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -126,7 +125,13 @@ def _in_file(mistake: Mistake, keys: Sequence[KeyPath]) -> Mistake:
 
 def _whole(value: File | None, mistakes: list[Mistake], sources: Sources) -> File:
     """The value, if the file has no mistake. Raises ConfigError with all of them otherwise."""
-    ordered = sorted(mistakes, key=partial(_place_of, sources))
+
+    def place(mistake: Mistake) -> tuple[bool, str, int]:
+        """The order of files and lines, `--set` last."""
+        file, _, line = (origin := sources.origin(mistake.path)).rpartition(":")
+        return origin == "--set", file, int(line) if line.isdecimal() else 0
+
+    ordered = sorted(mistakes, key=place)
     lines = [*(_line_of(mistake, sources) for mistake in ordered), *sources.mistakes]
     if lines or value is None:
         raise ConfigError("\n".join(lines))
@@ -202,13 +207,6 @@ def _locate_input(value: str, place: str, *, key: str) -> Path:
             *(place, key, beside, value),
         )
     return beside
-
-
-def _place_of(sources: Sources, mistake: Mistake) -> tuple[bool, str, int]:
-    """Sort key: the order of files and lines, `--set` last."""
-    place = sources.origin(mistake.path)
-    file, _, line = place.rpartition(":")
-    return place == "--set", file, int(line) if line.isdecimal() else 0
 
 
 def _line_of(mistake: Mistake, sources: Sources) -> str:

@@ -60,7 +60,10 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
     last = read_stamp(venv)
     name = asked or (last.torch if last else detect_accelerator(env))
     llama = choose_llama(asked_llama or (last.llama if last else "cpu"), env)
-    _check_machine(root, env, name=name)
+    is_installed = (venv / "bin" / "forge").exists()
+    need_bytes = REPAIR_BYTES if is_installed else VENV_BYTES.get(name, VENV_BYTES["cpu"])
+    if faults := find_faults(root, env, need_bytes=need_bytes):
+        raise MachineError("\n".join(faults))
     choice = choose_torch(
         name,
         tested=project.torch,
@@ -76,13 +79,6 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
     stamp = Stamp(fingerprint=wanted, torch=name, root=str(root), llama=llama.name)
     write_stamp(venv, stamp)
     sys.stderr.write("setup: done\n")
-
-
-def _check_machine(root: Path, env: Mapping[str, str], *, name: str) -> None:
-    is_installed = (root / ".venv" / "bin" / "forge").exists()
-    need_bytes = REPAIR_BYTES if is_installed else VENV_BYTES.get(name, VENV_BYTES["cpu"])
-    if faults := find_faults(root, env, need_bytes=need_bytes):
-        raise MachineError("\n".join(faults))
 
 
 def find_faults(root: Path, env: Mapping[str, str], *, need_bytes: int) -> list[str]:

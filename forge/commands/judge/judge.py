@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import tomllib
 from collections import Counter
 from contextlib import suppress
@@ -547,7 +548,8 @@ def render_verdicts(
             cells += [_other(verdict.also.get(name)) for name in also]
         if is_timed:
             cells.append(Text(f"{verdict.timing.speedup:.2f}" if verdict.timing else ""))
-        table.add_row(*cells, Text(_short_detail(verdict)))
+        detail = printable(" | ".join(verdict.detail.split("\n")))
+        table.add_row(*cells, Text(textwrap.shorten(detail, MAX_SHORT_DETAIL, placeholder="…")))
     rules = {verdict.rules for verdict in verdicts} - {"", "forge"}
     head = f"by {rules_in_words(*rules)}: " if len(rules) == 1 else ""
     parts = [table, Text(""), Text(f"{head}{summary(verdicts)}")]
@@ -576,8 +578,3 @@ def summary(verdicts: Sequence[Verdict | OtherVerdict]) -> str:
     order = [str(status) for status in Status if counts[str(status)]]
     listed = ", ".join(f"{counts[status]} {status}" for status in order)
     return f"{len(verdicts)} candidate{'' if len(verdicts) == 1 else 's'}: {listed}"
-
-
-def _short_detail(verdict: Verdict) -> str:
-    detail = printable(" | ".join(verdict.detail.split("\n")))
-    return detail if len(detail) <= MAX_SHORT_DETAIL else f"{detail[: MAX_SHORT_DETAIL - 1]}…"
