@@ -37,8 +37,7 @@ from forge.install.project import (
     pin_torch,
     write_stamp,
 )
-from forge.install.setup import find_faults
-from forge.install.steps import Installer, run_command
+from forge.install.setup import Installer, find_faults, run_command
 from forge.serve import engines
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,6 +1,8 @@
 """Runs setup: nothing if the stamp is valid, else checks the machine, runs the steps, stamps.
 
-Of a machine that lacks something, each missing thing is one line.
+Of a machine that lacks something, each missing thing is one line. torch is the first step, and the
+installed build is pinned, so that no later step replaces it. Each step may run again: pip skips
+what is complete. The output of pip, and of the compiler below it, is the progress of a step.
 """
 
 from __future__ import annotations
@@ -8,16 +10,22 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from forge.errors import MachineError
 from forge.install.builds import (
+    LINK_ARGS,
     TORCH_INDEX,
+    LlamaChoice,
+    TorchChoice,
     choose_llama,
     choose_torch,
     detect_accelerator,
@@ -25,15 +33,19 @@ from forge.install.builds import (
     read_rocm_version,
 )
 from forge.install.project import (
+    Project,
     Stamp,
+    drop_triton,
+    find_damaged,
     find_python,
+    find_version,
     fingerprint,
     is_done,
     load_project,
+    pin_torch,
     read_stamp,
     write_stamp,
 )
-from forge.install.steps import Installer
 
 GIB = 1 << 30
 VENV_BYTES = {"cpu": 5 * GIB, "cuda": 14 * GIB, "rocm": 22 * GIB}
@@ -116,3 +128,156 @@ def _has_tool(named: str, usual: Sequence[str], env: Mapping[str, str]) -> bool:
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB"
+
+
+LLAMA_PROBE = "import llama_cpp; llama_cpp.llama_backend_init()"
+"""Fails if a cached wheel was compiled for another machine's instruction set."""
+PROBE_S = 300.0
+"""Maximum time for short commands: making a venv, importing a module."""
+GRACE_S = 5.0
+"""Time for pip to clean up after an interrupt."""
+
+
+class Installer:
+    """Runs the steps against the `.venv` of one checkout."""
+
+    def __init__(self, root: Path, project: Project, env: Mapping[str, str]) -> None:
+        self._root = root
+        self._venv = root / ".venv"
+        self._python = self._venv / "bin" / "python"
+        self._project = project
+        self._env = dict(env, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
+
+    def make_venv(self, *, is_unfit: bool) -> None:
+        """Repairs a working environment; makes a new one if it is broken or unfit (moved, or made
+        with another Python)."""
+        if is_unfit or not self._succeeds("import pip"):
+            self._create_venv()
+        for info in find_damaged(self._site):
+            shutil.rmtree(info)  # pip then installs it again
+        for leftover in self._site.glob("~*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def install_torch(self, choice: TorchChoice, *, is_other: bool) -> None:
+        """Installs torch; `is_other` if another build is installed that could satisfy pip."""
+        label = f"2/5 torch ({choice.name})"
+        if is_other:
+            self._pip(label, "--force-reinstall", "--no-deps", *choice.pip_args)
+        self._pip(label, *choice.pip_args)
+
+    def install_rest(self, llama: LlamaChoice) -> None:
+        """Installs dependencies, llama.cpp, then forge without dependencies: torch is unchanged."""
+        torch = find_version(self._site, "torch")
+        if torch is None:
+            raise MachineError(
+                "TORCH= must be cpu, cuda, rocm or a requirement that installs torch"
+            )
+        triton = find_version(self._site, "triton")
+        pinned = self._venv / "constraints.txt"
+        pinned.write_text(
+            pin_torch(self._project.constraints, torch=torch, triton=triton), encoding="utf-8"
+        )
+        wanted = drop_triton(self._project.requirements, torch=torch, triton=triton)
+        self._pip("3/5 dependencies", "-c", str(pinned), *wanted)
+        self._install_llama(str(pinned), llama)
+        self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
+
+    def compile_bytecode(self) -> None:
+        """Compiles all packages and forge on all cores; pip does so on one, and not forge, so that
+        its first command would. A file that cannot be compiled, such as a package's template, is no
+        error: pip ignores it, too."""
+        folders = [str(self._site), str(self._root / "forge"), str(self._root / "tui")]
+        self._run("5/5 bytecode", "compileall", "-q", "-j", "0", *folders, is_needed=False)
+
+    def _install_llama(self, pinned: str, choice: LlamaChoice) -> None:
+        """Installs the chosen build of llama.cpp.
+
+        pip caches wheels by version only, so a build with other arguments neither uses nor fills
+        the cache. Since it takes minutes, it is kept if it was made by the same arguments and
+        loads.
+        """
+        is_plain = choice.name == "cpu" and not self._env.get("CMAKE_ARGS")
+        ldflags = " ".join(filter(None, (LINK_ARGS, self._env.get("LDFLAGS"))))
+        by = f"CMAKE_ARGS={choice.cmake_args}\nLDFLAGS={ldflags}\n"
+        args_file = self._venv / "llama-cmake-args"
+        made_by = args_file.read_text(encoding="utf-8") if args_file.exists() else None
+        is_same = made_by == by
+        if is_same and not is_plain and self._has_llama(choice):
+            return
+        self._env["CMAKE_ARGS"] = choice.cmake_args
+        self._env["LDFLAGS"] = ldflags
+        if choice.path:
+            self._env["PATH"] = f"{choice.path}{os.pathsep}{self._env.get('PATH', os.defpath)}"
+        label, wanted = "4/5 llama.cpp", ("-v", "-c", pinned, self._project.llama)
+        over, anew = ("--force-reinstall", "--no-deps"), "--no-cache-dir"
+        args_file.unlink(missing_ok=True)
+        if not is_plain:
+            self._pip(label, anew, *over, *wanted)
+            self._pip(label, *wanted)  # its dependencies, at the first installation
+        else:
+            self._pip(label, *(over if made_by and not is_same else ()), *wanted)
+            if not self._succeeds(LLAMA_PROBE):
+                self._pip(label, anew, *over, *wanted)
+        if choice.name != "cpu" and not self._has_llama(choice):
+            raise MachineError(
+                f"{label}: it was built for {choice.name} but does not load here;"
+                f' {self._python} -c "{LLAMA_PROBE}" says why'
+            )
+        args_file.write_text(by, encoding="utf-8")
+
+    def _has_llama(self, choice: LlamaChoice) -> bool:
+        """True if the wanted version and build is installed and loads."""
+        wanted = self._project.llama.partition("==")[2]
+        library = self._site / "llama_cpp" / "lib" / choice.library
+        is_there = find_version(self._site, "llama-cpp-python") == wanted and library.exists()
+        return is_there and self._succeeds(LLAMA_PROBE)
+
+    @property
+    def _site(self) -> Path:
+        return next(self._venv.glob("lib/python3*/site-packages"))
+
+    def _create_venv(self) -> None:
+        sys.stderr.write("setup: 1/5 environment\n")
+        argv = [sys.executable, "-m", "venv", "--clear", str(self._venv)]
+        made = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        if made.returncode != 0:
+            raise MachineError(f"{shlex.join(argv)} failed:\n{made.stdout}{made.stderr}".strip())
+
+    def _succeeds(self, code: str) -> bool:
+        try:
+            argv = [str(self._python), "-c", code]
+            ran = subprocess.run(argv, capture_output=True, timeout=PROBE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return ran.returncode == 0
+
+    def _pip(self, label: str, *args: str) -> None:
+        self._run(label, "pip", "install", "--no-compile", *args)
+
+    def _run(self, label: str, module: str, *args: str, is_needed: bool = True) -> None:
+        """Runs a module, whose output is the progress of the step."""
+        sys.stderr.write(f"setup: {label}\n")
+        argv = [str(self._python), "-m", module, *args]
+        if run_command(argv, env=self._env) != 0 and is_needed:
+            raise MachineError(f"{label}: {module} failed; its last lines above say why")
+
+
+def run_command(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
+    """Runs a command in a new process group, so that its compilers end with it. Returns the exit
+    code."""
+    process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Sends SIGINT, so that pip removes its temporary directories, then kills the whole group."""
+    os.killpg(process.pid, signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=GRACE_S)

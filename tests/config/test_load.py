@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from forge.config.checks import PINNING
 from forge.config.keys import all_keys
-from forge.config.load import dump_experiment, load_experiment
+from forge.config.load import dump_experiment, key_lines, load_experiment
 from forge.config.schema import Experiment
-from forge.config.sources import key_lines
 from forge.errors import ConfigError
 from forge.process.devices import VISIBILITY_VARIABLES
 from tests.config.toml_values import anything, inline
