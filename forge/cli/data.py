@@ -115,11 +115,12 @@ def build(
     from forge.config.load import load_build
 
     given = [*(overrides or ()), *(["input.strict=true"] if strict else [])]
-    built = view.build_rows(load_build(path, overrides=given), is_shown=not as_json)
+    settings = load_build(path, overrides=given)
+    manifest = view.build_rows(settings, is_shown=not as_json)
     if as_json:
-        return print_json(built.manifest)
-    print_rich(steps_table(built.manifest["steps"]))
-    print_text(built.describe())
+        return print_json(manifest)
+    print_rich(steps_table(manifest["steps"]))
+    print_text(view.describe(manifest, settings.output.dir))
 
 
 @data_app.command("harvest")
@@ -182,11 +183,11 @@ def harvest(
 
     judge = JudgeSettings(device=device, workers=workers)
     request = as_request(view.HarvestRequest, locals(), judge=judge)
-    done = view.harvest(request, is_shown=not as_json)
+    manifest = view.harvest(request, is_shown=not as_json)
     if as_json:
-        return print_json(done.manifest)
-    print_rich(steps_table(done.manifest["steps"]))
-    print_text(done.describe())
+        return print_json(manifest)
+    print_rich(steps_table(manifest["steps"]))
+    print_text(view.describe(manifest, out))
 
 
 @data_app.command("show")

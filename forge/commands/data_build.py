@@ -67,24 +67,17 @@ IN_FLIGHT = 32
 """Answers at the judges or in their queue; their texts are in memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """The result of a build."""
-
-    folder: Path
-    manifest: Mapping[str, Any]
-
-    def describe(self) -> str:
-        """The files in one line."""
-        rows = ", ".join(f"{count} {name}" for name, count in self.manifest["rows"].items())
-        return f"{rows} rows in {self.folder}; {MANIFEST} has the settings, hashes and reasons"
+def describe(manifest: Mapping[str, Any], folder: Path) -> str:
+    """The files in one line."""
+    rows = ", ".join(f"{count} {name}" for name, count in manifest["rows"].items())
+    return f"{rows} rows in {folder}; {MANIFEST} has the settings, hashes and reasons"
 
 
-def build_rows(build: DataBuild, *, is_shown: bool = True) -> Built:
-    """Builds the rows, or continues a build, or finds it done. Raises ConfigError: an input,
-    tokenizer or held-out problem that cannot be used, an output directory with something else in
-    it, or no row left; MachineError: the output cannot be written, no sandbox works on this
-    machine, or a row has no verdict for a fault of the judges."""
+def build_rows(build: DataBuild, *, is_shown: bool = True) -> Mapping[str, Any]:
+    """Builds the rows, or continues a build, or finds it done; returns the manifest. Raises
+    ConfigError: an input, tokenizer or held-out problem that cannot be used, an output directory
+    with something else in it, or no row left; MachineError: the output cannot be written, no
+    sandbox works on this machine, or a row has no verdict for a fault of the judges."""
     out, build = build.output.dir, locate_build(build)
     task = _Task(
         build=build,
@@ -95,7 +88,7 @@ def build_rows(build: DataBuild, *, is_shown: bool = True) -> Built:
         is_shown=is_shown,
     )
     folder = OutputFolder(path=out, name="output.dir", facts=task.facts())
-    return Built(folder=out, manifest=folder.made(task.run))
+    return folder.made(task.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

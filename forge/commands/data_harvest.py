@@ -134,32 +134,23 @@ class HarvestRequest:
     judge: JudgeSettings = field(default_factory=JudgeSettings)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HarvestDone:
-    """The result of a harvest."""
-
-    folder: Path
-    manifest: Mapping[str, Any]
-
-    def describe(self) -> str:
-        """The files in one line."""
-        found = self.manifest["problems"]
-        rows = ", ".join(f"{count} {name}" for name, count in self.manifest["rows"].items())
-        return (
-            f"{found['train']} problems and {rows} rows in {self.folder}; README.md has the yields,"
-            f" {DROPPED} the reasons"
-        )
+def describe(manifest: Mapping[str, Any], folder: Path) -> str:
+    """The files in one line."""
+    rows = ", ".join(f"{count} {name}" for name, count in manifest["rows"].items())
+    return (
+        f"{manifest['problems']['train']} problems and {rows} rows in {folder}; README.md has the "
+        f"yields, {DROPPED} the reasons"
+    )
 
 
-def harvest(request: HarvestRequest, *, is_shown: bool = True) -> HarvestDone:
-    """Makes problems, answers and rows, or continues, or finds them done. Raises ConfigError: a
-    source, tokenizer or held-out problem that cannot be used, an output directory with something
-    else in it, or no problem; MachineError: no sandbox works here, a judge failed, or the output
-    cannot be written."""
+def harvest(request: HarvestRequest, *, is_shown: bool = True) -> Mapping[str, Any]:
+    """Makes problems, answers and rows, or continues, or finds them done; returns the manifest.
+    Raises ConfigError: a source, tokenizer or held-out problem that cannot be used, an output
+    directory with something else in it, or no problem; MachineError: no sandbox works here, a judge
+    failed, or the output cannot be written."""
     task = HarvestTask.of(request)
     folder = OutputFolder(path=request.out, name="--out", facts=task.facts, outputs=FILES)
-    manifest = folder.made(partial(task.run, is_shown=is_shown))
-    return HarvestDone(folder=request.out, manifest=manifest)
+    return folder.made(partial(task.run, is_shown=is_shown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +217,7 @@ class HarvestTask:
             return _write(self, state, log)
         except KeyboardInterrupt:
             with suppress(NoProblem):
-                made = HarvestDone(folder=request.out, manifest=_write(self, state, log))
-                logger.warning("so far %s", made.describe())
+                logger.warning("so far %s", describe(_write(self, state, log), request.out))
             raise
         finally:
             log.close()

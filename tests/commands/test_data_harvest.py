@@ -139,9 +139,9 @@ def test_a_harvest_that_was_killed_writes_the_same_bytes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(source, tmp_path / "once", monkeypatch, FakePool())
-    assert done.manifest["problems"]["train"] + done.manifest["problems"]["heldout"] == 7
-    assert done.manifest["pairs"]["correct"] == 6
-    assert done.manifest["rows"]["repairs"] >= 1
+    assert done["problems"]["train"] + done["problems"]["heldout"] == 7
+    assert done["pairs"]["correct"] == 6
+    assert done["rows"]["repairs"] >= 1
     out = tmp_path / "killed" / "once"
     num_asked = 0
     for ends_after in (0, 3, 6, 9):
@@ -189,7 +189,7 @@ def test_runs_read_the_rows_and_the_problems(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    manifest = run(source, out, monkeypatch, FakePool()).manifest
+    manifest = run(source, out, monkeypatch, FakePool())
     pairs = read_pairs(out, prompts=make_prompts(PromptTable()), say=lambda _: None)
     assert len(pairs) == manifest["rows"]["train"]
     assert {pair.num_turns for pair in pairs} == {1, 2}
@@ -223,7 +223,7 @@ def test_a_problem_that_no_judge_answered_is_asked_again_once(
 
     done = run(source, tmp_path / "out", monkeypatch, Broken())
     assert lost == ["sizes", "sizes"]
-    assert done.manifest["pairs"]["correct"] == 5
+    assert done["pairs"]["correct"] == 5
 
 
 def test_judges_that_answer_nothing_make_no_harvest(
@@ -238,7 +238,7 @@ def test_judges_that_answer_nothing_make_no_harvest(
         MachineError, match=r"8 of 8 problems .*the same command asks for these again"
     ):
         run(source, out, monkeypatch, Dead())
-    assert run(source, out, monkeypatch, FakePool()).manifest["pairs"]["correct"] == 6
+    assert run(source, out, monkeypatch, FakePool())["pairs"]["correct"] == 6
 
 
 def test_scored_problems_are_in_no_file_to_train_on(
@@ -363,7 +363,7 @@ def test_what_is_unfit_is_refused_by_its_own_reason(tmp_path: Path) -> None:
     out = tmp_path / "out"
     request = HarvestRequest(sources=[str(root)], out=out, judge=JudgeSettings(device="cpu"))
     done = harvest(request, is_shown=False)
-    assert done.manifest["pairs"]["correct"] == 1
+    assert done["pairs"]["correct"] == 1
     dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
     assert {one["origin"].rpartition(":")[2]: one["reason"] for one in dropped} == {
         "Sleeps": "imports time",
