@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from forge.records.problem import ReferenceModule
 
 MAX_DETAIL = 500
-"""Maximum length of the detail of a verdict that no judge gave."""
 NOT_RUN = "not run"
 """Isolation of a candidate that was refused by its source alone."""
 
@@ -54,7 +53,6 @@ class Answering:
     pool: Pool
     table: JudgeTable
     prompts: PromptSet
-    """Texts of the feedback."""
 
     async def judge(
         self, problem: ReferenceModule, answer: str, *, is_timed: bool = True

@@ -31,13 +31,12 @@ MAX_JUDGES = 16
 CHOICES = ("isolation", "compile", "baseline", "protocol", "policy")
 """Options that are keys of the table with a closed set of values."""
 PHASES = ("compile_timeout_s", "correct_timeout_s", "timing_timeout_s")
-"""Keys of the `[judge]` table that `--timeout` sets."""
 MAX_TIMEOUT_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSettings:
-    """Options that choose judges."""
+    """Options that choose judges, as `forge judge --help` describes them."""
 
     device: str = "auto"
     isolation: str = "auto"
@@ -49,16 +48,13 @@ class JudgeSettings:
     target: str | None = None
     """GPU to judge for on a CPU. Absent: the table's."""
     also: tuple[str, ...] = ()
-    """Further protocols."""
     site_packages: tuple[str, ...] = ()
-    """Distributions that references may import."""
     workers: int | None = None
     """Number of judges; absent means one per core, at most MAX_JUDGES and one per candidate."""
     timeout: float | None = None
     """Maximum time of each phase, in s; absent means the defaults of the `[judge]` table."""
     url: str | None = None
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further keys of the `[judge]` table."""
     prefix: str = "--"
     """Beginning of an option's name in messages; empty for arguments in Python."""
 

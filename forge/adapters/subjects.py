@@ -57,11 +57,8 @@ MAX_CACHED_SOURCE = 1 << 14
 """Maximum length of a source whose problem is kept, so that the cache takes at most 32 MB."""
 NO_OVERRIDES = Overrides()
 PREFIX = "overrides."
-"""Beginning of a message about an override in Python."""
 TEXT = "problem.py"
-"""Name of a problem that is a text."""
 MAX_SHOWN = 80
-"""Characters of a user's text in a message."""
 _SOURCE = re.compile(r"\n|^(?:import|from|class|def)\s")
 """Signs of a problem's source, rather than a path or a name."""
 _MARKUP = re.compile(r"```|^[ \t]*~~~|</?(?:think|triton)>", re.MULTILINE)

@@ -240,7 +240,6 @@ class HeldActor:
     """A host and its running call of `hold`."""
 
     actor: Any = None
-    """None before it is placed."""
     holding: Any = None
 
 

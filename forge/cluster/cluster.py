@@ -50,7 +50,6 @@ TRANSFER_S = 1800.0
 NEWS_S = 90.0
 STOP_S = 20.0
 BROKER = "cluster"
-"""Name of the broker in messages, logs and the store."""
 CONNECT_S = 90.0
 """Maximum time until the broker is connected: importing Ray takes seconds."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -219,20 +218,15 @@ class Hosted:
     cluster: Cluster
     name: str
     key: str
-    """Its name in requests to the broker."""
     url: str
     host: str
-    """Name of its machine."""
     log_path: Path
-    """The copy of its log, here."""
     log_offset: int
     """Size of that copy before this child."""
     client: Any = None
-    """The client of an engine."""
     reason: str = ""
     """Reason of its end; empty while it runs."""
     failure: Mapping[str, Any] | None = None
-    """Its own report of why it ended."""
     ended: anyio.Event = field(default_factory=anyio.Event)
 
     @property

@@ -45,12 +45,10 @@ if TYPE_CHECKING:
 NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""
 NEWS_PAUSE_S = 0.2
-"""Pause between two looks for news."""
 KEPT_WEIGHTS = 4
 """Directories on a node's disk for each host: a checkpoint and two adapters of an engine, or the
 files of a trainer. Loaded files stay readable after their deletion."""
 MAX_LOG_BYTES = 64 * 1024
-"""Bytes of the child's log in one answer."""
 
 
 class Host:

@@ -28,14 +28,12 @@ from forge.errors import ConfigError, MachineError, pip_install
 from forge.origin import installed_versions, source_digest
 
 CONNECT_TIMEOUT_S = 5.0
-"""Maximum wait for a TCP connection to the cluster's head."""
 SURVEY_S = 60.0
 """Maximum time until a node has reported, its first import of forge included."""
 LONGEST_MESSAGE = 400
 MEASURED_BYTES = 32 << 20
 """Bytes that are sent to a node to measure its bandwidth: a second at 256 Mbit/s."""
 RANKS_NEED = ("torch", "transformers", "trl", "peft", "datasets")
-"""Packages that ranks of a trainer need on their node."""
 NO_FORGE = "No module named 'forge"
 """Part of Ray's message about a node whose Python cannot import forge."""
 NO_FORGE_LINE = "its node has no forge: install the same commit there, in the Python that runs Ray"
@@ -53,7 +51,6 @@ class Node:
     gpus: float
     labels: dict[str, str]
     store_bytes: float
-    """Size of its part of Ray's object store."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON, which `Node(**...)` reads."""

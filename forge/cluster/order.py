@@ -35,11 +35,8 @@ class Role(StrEnum):
     """Role of a child."""
 
     JUDGE = "judge"
-    """A judge of the pool."""
     ENGINE = "engine"
-    """The engine of a replica."""
     TRAINER = "trainer"
-    """Ranks of a trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +46,8 @@ class Order:
     run: str
     """Name of the run, for the claim on the node's GPUs."""
     name: str
-    """Name of the child: `judge-3`."""
     role: str
-    """A `Role`."""
     index: int
-    """Its number among the children of its role."""
     token: str
     """Token of the run, which the child asks for."""
     sources: str
@@ -80,7 +74,6 @@ class Place:
     folder: Path
     """Private directory for the child's socket and log."""
     gpus: Sequence[Gpu]
-    """The cards that Ray gave to the host."""
     num_neighbours: int
     """Hosts of the same kind that the node has room for, with which its cores are shared."""
 

@@ -127,7 +127,6 @@ class Ranks:
     """The ranks of a trainer on other nodes."""
 
     job: TrainerJob
-    """The job of the ranks on this machine."""
     hosted: Sequence[Hosted] = ()
 
     async def lost(self) -> Hosted:

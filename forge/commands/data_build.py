@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from forge.evalpool.pool import Pool
 
 MAX_EXPLAINED = 5
-"""Rows that the error of a build without a row explains."""
 IN_FLIGHT = 32
 """Answers at the judges or in their queue; their texts are in memory."""
 

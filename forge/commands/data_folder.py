@@ -42,9 +42,7 @@ class OutputFolder:
     name: str
     """Key or option that messages name."""
     facts: Mapping[str, Any]
-    """All that decides the files."""
     outputs: Sequence[str] = OUTPUTS
-    """Its files, as patterns."""
 
     @property
     def key(self) -> str:

@@ -86,7 +86,6 @@ SCORED = "scored"
 """Beginning of the names of problems with held-out ones among them: of another file than any that
 a run trains on."""
 FILES = (*OUTPUTS, CARD, *(f"{name}.jsonl" for name in (f"{PROBLEMS}*", f"{SCORED}-*", ANSWERS)))
-"""Files of a harvest, as patterns."""
 SIZES_CPU_S, ANSWER_CPU_S = 10.0, 30.0
 """Processor time of a child."""
 MAX_RUN_S = 1.0
@@ -106,7 +105,6 @@ ENOUGH_BYTES, ENOUGH_FLOPS = 320 << 20, 4e10
 MAX_ANSWER_CHARS = 24_000
 """Longest answer: about 8,000 tokens, as rows of a build have at most."""
 MAX_BROKEN = 4
-"""Variants that are tried for a repair."""
 REPAIR_EVERY = 10
 MOST_VAIN = 0.5
 """Share of the problems that faults of the machine may cost."""

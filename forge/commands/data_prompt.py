@@ -53,25 +53,19 @@ BASELINE_UNKNOWN = (
 )
 
 MAX_NAME = 256
-"""Characters of a name or a detail in a message."""
 MAX_NAMES = 8
-"""Maximum number of problems that a message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
-    """A problem, and whose prompts are wanted: of an experiment, of a run, or the default ones."""
+    """Options of `forge data prompt`, whose help describes them."""
 
     problem: str
-    """Id of a problem, a file, or `-` for stdin."""
     experiment: Path | None = None
     run: RunPaths | None = None
     overrides: Sequence[str] = ()
-    """Arguments of `--set`."""
     assumed: str | None = None
-    """Machine in place of this one, as for `forge plan --assume`."""
     attempts: Sequence[str] = ()
-    """Files with a model's answers, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

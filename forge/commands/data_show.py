@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 40
 MAX_TEXT = 4000
-"""Characters of a message that a sample shows."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +46,6 @@ class Look:
         default_factory=list[tuple[str, Mapping[str, Any]]]
     )
     steps: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
-    """Steps of the manifest beside the file."""
 
     def to_json(self) -> dict[str, Any]:
         """The result for `--json`."""

@@ -23,7 +23,6 @@ START_TIMEOUT_S = 60.0
 """Maximum time until the run directory has its STATUS.json. By then the machine has been checked,
 but no model loaded; a hub model is already in the cache."""
 GRACE_S = 5.0
-"""Time between SIGTERM and SIGKILL."""
 
 
 def run_detached(argv: Sequence[str], *, store_dir: Path, wait_s: float = 0.0) -> RunPaths:

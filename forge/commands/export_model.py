@@ -60,11 +60,8 @@ class ModelForm(StrEnum):
     """Form of an export."""
 
     MERGE = "merge"
-    """A whole model, as transformers loads it."""
     ADAPTER = "adapter"
-    """A PEFT adapter."""
     GGUF = "gguf"
-    """One file for llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +71,7 @@ class ExportedModel:
     path: Path
     num_bytes: int
     answer: str
-    """Text that the exported weights generated."""
     url: str = ""
-    """Address on the hub."""
     note: str = ""
     """Differences of a program that loads the export from the run."""
 

@@ -40,7 +40,6 @@ _DETACHED = re.compile(r"detached-\d+\.log")
 _TEMPORARY = re.compile(r"\.(?:STATUS|report\.html|experiment\.toml|results\.json)\.(?P<pid>\d+)")
 """Spare names of files that a run writes by rename; any other file may be the user's."""
 _EARLY_FILES = frozenset(("lock", "STATUS.json", "experiment.toml"))
-"""Files of a run directory before its database exists."""
 _BEST = """
 SELECT step FROM v_evaluations WHERE stage_index = ? ORDER BY pass_at_1 DESC, step DESC LIMIT 1
 """

@@ -102,7 +102,6 @@ class BestKernel:
     """Source of the problem; of one with several shapes, at the first."""
     code: str
     entry_point: str
-    """Reference class; the kernel's has `New` after it."""
     precision: str
     verdict: dict[str, Any]
     """Content of verdict.json: problem and run, status, times and device of its judgement, and

@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 IN_CHECKPOINT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "optimizer")
 """Keys of a stage whose values a checkpoint of the optimizer and its schedule contains."""
 ROLLOUT_KEYS = ("rollout.temperature", "rollout.max_completion_tokens")
-"""Keys of `[rollout]` on which the loss depends."""
 
 TOKENS = ("prompt_ids", "completion_ids", "logprobs")
 _SAMPLES = """
@@ -243,7 +242,6 @@ class RecordedStep:
     """True if the samples come from the batch file: in the order of the recorded step."""
     metrics: Mapping[str, float]
     checkpoint: Path | None
-    """None for the beginning of the stage."""
 
 
 def find_stage(
@@ -350,7 +348,6 @@ class ReplayReport:
     recorded: Mapping[str, float]
     replayed: Mapping[str, float]
     checkpoint: str | None
-    """Directory of the checkpoint after the step; None if none was asked for."""
 
     @property
     def is_same(self) -> bool:

@@ -39,9 +39,7 @@ class Written:
     num_rows: int
     num_problems: int
     num_mended: int
-    """Rows that improve on an earlier answer."""
     left_out: dict[str, int]
-    """Number of answers by reason."""
 
     def to_json(self) -> dict[str, Any]:
         """The result for `--json`."""

@@ -66,15 +66,12 @@ TOKEN_ADVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """The model to serve, and its address."""
+    """Options of `forge serve`, whose help describes them."""
 
     source: str
-    """An experiment file, or `RUN` or `RUN:STEP`."""
     overrides: Sequence[str] = ()
-    """Arguments of `--set`, for an experiment file only."""
     socket: Path | None = None
     listen: str | None = None
-    """HOST:PORT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +81,6 @@ class _ServedModel:
     experiment: Experiment
     weights: Weights
     model: str
-    """Name in /v1/models."""
     thinking: str | None
     """`prompt.thinking` of the run or of the experiment's text; None for the template's default."""
 

@@ -53,18 +53,14 @@ CLASS = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolveRequest:
-    """Problems, the model that is asked, and what may be spent."""
+    """Options of `forge solve`, whose help describes them; `model` has no suite."""
 
     problems: Sequence[str]
     model: EvalRequest
-    """The model, its judge and its settings; its suite is not used."""
     budget: str
     strategy: str | None = None
-    """best-of-n, refine or evolve; None as in the stage."""
     inputs: Path | None = None
-    """File with get_inputs and get_init_inputs, for the only problem."""
     out: Path | None = None
-    """Directory of the kernels; None for `RUN-kernels`, or `RUN-kernels-2` if that is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +69,7 @@ class Solved:
 
     paths: RunPaths
     rows: Sequence[dict[str, Any]]
-    """As of `load_searches`."""
     curve: Sequence[dict[str, Any]]
-    """As of `load_curve`."""
     kernels: Path | None
     """Directory of the best kernels; None if no answer was correct."""
 

@@ -59,7 +59,6 @@ BEST_KERNEL = """
 SELECT problem_id, speedup_low, turn_id FROM v_best_kernels ORDER BY rank LIMIT 1
 """
 MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
-"""Marks by health; distinct without colour too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +205,6 @@ def render_nodes(nodes: Sequence[Mapping[str, Any]], *, now: float) -> Table:
 
 
 TIMEOUT_S = 2.0
-"""Maximum wait for each supervisor."""
 
 
 def load_running(store_dir: Path) -> list[dict[str, Any]]:

@@ -55,10 +55,8 @@ KEPT_TABLES = ("problems", "prompt", "devices", "serve", "judge", "reward", "rol
 among them."""
 NAMED = re.compile(r"kernelbench-l([1-4])")
 CHECKOUTS = (Path("KernelBench/KernelBench"), Path("KernelBench"), Path())
-"""Folders that may have `level1`, relative to the working directory."""
 CLONE = "git clone https://github.com/ScalingIntelligence/KernelBench"
 TABLES = ("problems", "judge", "prompt")
-"""Tables of an experiment that a suite of its problems has."""
 CONTEXT_TOKENS = 24576
 """Default context of a model that has so many positions; a server's is not known."""
 ANSWER_TOKENS = 8192
@@ -81,34 +79,25 @@ def evaluate_suite(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRequest:
-    """A model, a suite, and settings that replace those of the model's run or the defaults."""
+    """Options of `forge eval`, whose help describes them; None as in the model's run."""
 
     source: str
-    """A run, `RUN` or `RUN:STEP`; a directory with a model or an adapter; a hub name; a URL."""
     suite: str | None = None
-    """A named suite, a directory, or an experiment file; None for the held-out problems of the
-    run."""
     protocol: str | None = None
     policy: str | None = None
-    """own or hybrid; None as in the judge's settings, or the protocol's own if that is given."""
     baseline: str | None = None
-    """eager, compile or both; None as in the judge's settings."""
     samples: int | None = None
     budget: int | None = None
-    """Answers to each problem, of rollouts with all their turns; None as in samples."""
     turns: int | None = None
     greedy: bool | None = None
     device: str = "auto"
     seed: int | None = None
     limit: int | None = None
-    """Maximum number of problems, at even distances in the suite; None for all."""
     model_name: str | None = None
-    """Model of the server; None for the only one there."""
     model_name_option: str = "--model"
     """Option that names it, for messages."""
     api_key_env: str | None = None
     overrides: Sequence[str] = ()
-    """`--set` of the experiment that is made."""
     store: Path = Path("runs")
 
 
@@ -250,7 +239,6 @@ class Suite:
     """Problems to evaluate on."""
 
     name: str
-    """Name in results."""
     tables: dict[str, Any] = field(default_factory=dict[str, Any])
     """Tables that replace those of the experiment."""
     seed: int | None = None
@@ -302,7 +290,6 @@ class ModelSource:
     """A model to evaluate."""
 
     label: str
-    """Name in results."""
     model: dict[str, Any] = field(default_factory=dict[str, Any])
     """Keys of `[model]`; empty for a server."""
     serve: dict[str, Any] = field(default_factory=dict[str, Any])

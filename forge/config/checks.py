@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 Rows: TypeAlias = "Iterator[tuple[Any, str, str] | tuple[Any, str, str, bool]]"
 HERE = True
 LONGEST_VALUE = 60
-"""Characters of a found value that a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +211,6 @@ def check_cluster(x: Experiment) -> Rows:
 
 
 CLONE = "git clone https://github.com/ScalingIntelligence/KernelBench"
-"""Command that makes a missing directory of KernelBench."""
 
 
 def check_problems(x: Experiment) -> Rows:
@@ -330,7 +328,6 @@ def check_data(x: Experiment) -> Rows:
 
 
 PROMPT_FILES = ("system", "first", "feedback", "example")
-"""Keys of `[prompt]` that name files."""
 
 
 def check_build(build: DataBuild) -> Rows:
@@ -473,7 +470,6 @@ def _training(x: Experiment, stage: SftStage | GrpoStage, at: str) -> Rows:
 
 
 OWN_KEYS = ("best_per_problem", "min_speedup")
-"""Keys of an sft stage that trains on the run's own answers."""
 
 
 def _sft(x: Experiment, stage: SftStage, index: int) -> Rows:

@@ -40,7 +40,6 @@ STAGES: dict[str, type[BaseModel]] = {
 STAGE = "stage "
 """Start of the name of a stage's table: `stage grpo`."""
 ARRAYS = ("problems.sources", "round")
-"""Arrays of tables, besides stages."""
 
 UNITS = {
     "_s": "seconds",

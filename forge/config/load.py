@@ -45,7 +45,6 @@ INPUTS = (
 """Keys that name an input, of an experiment and of a build; `*` is any element of an array."""
 
 File = TypeVar("File", Experiment, DataBuild)
-"""The schema of a whole file."""
 
 
 def load_experiment(
@@ -219,7 +218,6 @@ def _line_of(mistake: Mistake, sources: Sources) -> str:
 
 
 MAX_EXTENDS = 16
-"""Maximum number of files in a chain of `extends`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,7 +228,6 @@ class Sources:
     values: TomlTable = field(default_factory=dict[str, TomlValue])
     origins: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     mistakes: list[str] = field(default_factory=list[str])
-    """Malformed `--set` arguments, one message each."""
 
     def origin(self, path: KeyPath) -> str:
         """The place of a key, or of the nearest table around a key that no source contains."""

@@ -32,7 +32,6 @@ LINK_ARGS = "-Wl,--exclude-libs,libstdc++.a" if sys.platform == "linux" else ""
 """Hides the copies of libstdc++ that some compilers link into each library. Otherwise they mix, and
 the process crashes when it loads a model. No effect with a shared libstdc++."""
 TOOL_TIMEOUT_S = 20.0
-"""Maximum time for a vendor's tool to list GPUs."""
 CUDA_HOME = Path("/usr/local/cuda")
 ROCM_HOME = Path("/opt/rocm")
 CUDA_ARCHITECTURES = "CMAKE_CUDA_ARCHITECTURES"
@@ -116,7 +115,6 @@ class LlamaChoice:
     name: str
     cmake_args: str
     path: str = ""
-    """Directory of the compiler if it is not on PATH."""
 
     @property
     def library(self) -> str:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 EXTRAS = ("judge", "train", "llama", "dev")
-"""Extras that setup installs."""
 ELSEWHERE = ("forge-kernels", "torch", "llama-cpp-python")
 """Requirements of these extras that are no part of the step: steps of their own, and an extra that
 another one includes."""
@@ -30,9 +29,7 @@ class Project:
     """Content of pyproject.toml and constraints.txt."""
 
     tables: dict[str, Any]
-    """pyproject.toml, parsed."""
     constraints: str
-    """constraints.txt, unchanged."""
 
     @property
     def requirements(self) -> list[str]:

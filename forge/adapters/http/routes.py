@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 INFRA_RETRY_AFTER_S = 5
 """Pause that a client is asked for after a fault: a judge restarts within it."""
 MAX_NAME = 40
-"""Characters of a problem's name in a message."""
 
 
 class JudgeApi:

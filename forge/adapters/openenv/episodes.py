@@ -61,7 +61,6 @@ BUSY = 503
 TIMES = ("candidate_us", "baseline_us", "speedup_low")
 _LEVEL = re.compile(r"level[_-]?\d+", re.IGNORECASE)
 MAX_NAMES = 5
-"""Names that a message lists."""
 
 
 class Refusal(Refused):
@@ -82,7 +81,6 @@ class EpisodeRules:
     prompts: PromptSet
     max_turns: int
     device: str
-    """Card of the judges, or cpu."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,15 +90,12 @@ class Episode:
     rules: EpisodeRules
     episode_id: str
     name: str
-    """Name of the problem."""
     problem: ReferenceModule
     turn: int = 0
     before: Verdict | None = None
-    """Verdict on the answer before."""
     best_speedup: float = 0.0
     is_solved: bool = False
     is_judging: bool = False
-    """True while an answer is being judged."""
     used_at: float = 0.0
     """Time of its last request over HTTP, in seconds."""
 

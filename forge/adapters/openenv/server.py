@@ -71,13 +71,11 @@ if TYPE_CHECKING:
 MAX_TURNS = 16
 """Maximum of `--turns`, as of rollout.max_turns."""
 MAX_SESSIONS = 256
-"""Maximum of open episodes."""
 IDLE_S = 900.0
 """Time without a request after which an episode is closed."""
 MAX_BODY_BYTES = 16 << 20
 RETRY_AFTER_S = 5
 API_VERSION = "1.0.0"
-"""Version of OpenEnv's HTTP interface."""
 TYPES = "reset, step, state, close"
 MAX_AHEAD = 4
 """Messages that a client may send before the first of them is answered."""

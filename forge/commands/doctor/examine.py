@@ -96,40 +96,31 @@ class HostFacts:
     nodes: frozenset[str] = frozenset()
     """Names in /dev: nvidiactl, nvidia-uvm, kfd, dri/renderD128."""
     is_kfd_open: bool = False
-    """True if this user may open /dev/kfd."""
     nvml_fault: str = ""
-    """Error of NVIDIA's management library."""
     has_infiniband: bool = False
     compiler: str | None = None
     container: str = ""
     """Docker, Podman, Kubernetes; empty for none."""
     uid: int = 0
     capabilities: int = 0
-    """Effective capabilities, a mask."""
     seccomp: int = 0
     apparmor: str = ""
-    """Profile; empty without AppArmor."""
     masked: Sequence[str] = ()
-    """Mounts over files of /proc."""
     num_files: int | None = None
     num_tasks: int | None = None
-    """Processes and threads, by ulimit."""
     group_tasks: int | None = None
     """Processes and threads, by control group."""
     locked_bytes: int | None = None
     address_bytes: int | None = None
     cores: int = 1
     cpu_quota: float | None = None
-    """Cores' worth of CPU time."""
     shm_bytes: int = 0
     """Size of /dev/shm; 0 if it cannot be written."""
     shm_free_bytes: int = 0
     memory_bytes: int = 0
     """Physical memory, or the container's limit where that is lower."""
     store_dir: str = "runs"
-    """Directory of runs."""
     disk_bytes: int = 0
-    """Free bytes in it."""
     mount: Mount | None = None
     """Its file system; None without a mount table."""
     now: float = 0.0

@@ -56,9 +56,7 @@ class Severity(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """A run starts, but is slower, less safe, or fails under some settings."""
     ERROR = "error"
-    """A run could not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,6 @@ class Finding:
     found: str
     severity: Severity = Severity.OK
     fix: str = ""
-    """Command, docker flag or setting that solves the problem."""
 
 
 def warning(name: str, found: str, *, fix: str) -> Finding:
@@ -139,11 +136,9 @@ class Outcome:
     """The report of a probe."""
 
     answers: Sequence[Mapping[str, Any]] = ()
-    """Its lines, in order."""
     fault: str = ""
     """The reason why it did not end well, with what it was doing; empty if it did."""
     log: str = ""
-    """Last lines of its output."""
 
     def get(self, key: str) -> Any:
         """The last reported value of a key, or None."""
@@ -243,7 +238,6 @@ class Imported:
     fault: str = ""
     """The error; empty if it imported."""
     is_missing: bool = False
-    """True if there is no such package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +247,6 @@ class EngineFacts:
     python: Interpreter
     table: ServeTable = field(default_factory=ServeTable)
     imported: Mapping[str, Imported] = field(default_factory=dict[str, Imported])
-    """Results of importing ENGINE_PACKAGES."""
     gpus: Sequence[Gpu] = ()
 
     @property
@@ -424,9 +417,7 @@ class GpuFacts:
     hidden: str = ""
     """Message that says why GPUs are missing."""
     holders: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Runs that have claimed GPUs, by UUID."""
     users: Mapping[str, Sequence[GpuUser]] = field(default_factory=dict[str, "Sequence[GpuUser]"])
-    """Processes on GPUs, by UUID."""
     outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
     """Results of the probes, by the names of their findings."""
 

@@ -33,9 +33,7 @@ LEASE_S = 20.0
 MAX_ERROR = 300
 """Characters of an error that are reported; the log has all."""
 NUM_VALUES = 1 << 20
-"""Numbers that are added up over the GPUs."""
 SIZE = 64
-"""Rows and columns of the matrices that the kernel multiplies."""
 KERNEL = """
 import torch
 import triton

@@ -57,7 +57,6 @@ class NextWork:
     """The work that a resume would begin with."""
 
     stage: str
-    """`grpo-1`"""
     step: int
     """Step of the checkpoint that it continues from; 0 for the start of the stage."""
     num_steps: int

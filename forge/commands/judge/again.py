@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from forge.store.write.writer import Writer
 
 OPTIONS = ("protocol", "policy", "target", "isolation", "workers")
-"""Options that replace a key of the run's `[judge]`, if they are given."""
 AS_SERVED = "as served"
 """Protocol and policy of a pass by a served pool."""
 AHEAD = 2
@@ -69,7 +68,6 @@ WHERE t.code_id = ? AND g.problem_id = ? ORDER BY 1, 2, 3
 """
 _PROBLEMS = "SELECT problem_id, text(source_id) AS source, entry_point, precision FROM problems"
 MAX_CHANGED = 40
-"""Changed turns that are listed; --json has all."""
 MAX_DETAIL = 80
 _CHANGED = """
 SELECT turn_id, problem_id, own_status, own_reason, status, reason, detail FROM v_judged_again
@@ -249,7 +247,6 @@ class AgainReport:
     counts: Sequence[dict[str, Any]]
     """`num_turns` by `own_status`, in the run, and `status` now."""
     changed: Sequence[dict[str, Any]]
-    """Turns whose status changed, in order."""
     num_without_code: int
     """Turns without a candidate, which no pass judges."""
     num_failed: int

@@ -178,25 +178,18 @@ async def _judge_all(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgingRequest:
-    """Problems and candidates to judge, and how much of each verdict is wanted."""
+    """Arguments and options of `forge judge`, whose help describes them."""
 
     problem: Path
-    """A problem file, a directory of them, or a file of rows."""
     chosen: str | None = None
-    """Name of the one problem of a directory or file of rows that all candidates answer."""
     format: RowFormat = "kernelbench"
-    """Columns of a file of rows."""
     candidate: str
-    """A file, a directory, or `-` for stdin."""
     overrides: Overrides = field(default_factory=Overrides)
-    """Values for module constants of the problem files."""
     shapes: Sequence[Overrides] = ()
-    """Values for module constants at each of several shapes."""
     precision: str = "fp32"
     is_timed: bool = True
     is_profiled: bool = False
     is_explained: bool = False
-    """Print the captured program."""
 
     @property
     def is_directory(self) -> bool:
@@ -214,7 +207,6 @@ class JudgeJob:
     code: str
     """Code in the text if it is a model's answer, else the text itself; empty without code."""
     reason: Reason = Reason.OK
-    """Why there is no code."""
 
 
 def require_sources(problem: Path | None, candidate: str | None) -> tuple[Path, str]:
@@ -366,14 +358,10 @@ def _assignments(item: str) -> list[str]:
 
 
 CONTEXT_LINES = 3
-"""Lines shown before and after the line that failed."""
 MAX_LINE = 160
-"""Maximum length of a shown line of source."""
 MAX_KERNELS = 20
 STYLES = {Status.CORRECT: "green", Status.UNJUDGEABLE: "yellow", Status.INFRA_ERROR: "yellow"}
-"""Colours of statuses; any other one is red."""
 MAX_SHORT_DETAIL = 120
-"""Maximum length of a detail in the table."""
 NO_PROGRAM = "no program: the candidate failed before one was captured, or it is too large"
 NO_RESULTS = "gave no results within"
 """Part of the detail of a reference that took too long."""
