@@ -157,7 +157,6 @@ def known_problems(
 
 
 def problem_names(known: KnownProblems | None) -> Sequence[str]:
-    """Names of the known problems."""
     return [] if known is None else [name.removesuffix(".py") for name in known.names]
 
 

@@ -17,23 +17,19 @@ PIPE_WIDTH = 200
 
 
 def print_text(text: str) -> None:
-    """Prints a line on stdout."""
     print(text)
 
 
 def say(text: str) -> None:
-    """Prints a line on stderr."""
     print(text, file=sys.stderr)
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines, each at once."""
     for line in lines:
         print(line, flush=True)
 
 
 def print_parts(parts: Iterable[str]) -> None:
-    """Prints the parts of one text."""
     sys.stdout.writelines(parts)
 
 

@@ -65,7 +65,6 @@ class Broker:
         self._putting = anyio.Lock()
 
     def app(self) -> Starlette:
-        """The application with all routes."""
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.routing import Route
@@ -86,7 +85,6 @@ class Broker:
         return {"nodes": await survey(self._ray, new_host, body)}
 
     async def address(self, _body: Mapping[str, Any]) -> dict[str, Any]:
-        """The address of this machine among the nodes."""
         return {"ip": list_nodes(self._ray)[0].ip}
 
     async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,6 @@ class Cluster:
         return (await self.ask("/survey", needs, timeout_s=SURVEY_S + STOP_S))["nodes"]
 
     async def address(self) -> str:
-        """The address of this machine among the nodes."""
         return (await self.ask("/address", {}, timeout_s=STOP_S))["ip"]
 
     @asynccontextmanager
@@ -235,7 +234,6 @@ class Hosted:
         return not self.reason
 
     async def wait(self) -> str:
-        """Wait for its end and return the reason."""
         await self.ended.wait()
         return self.reason
 
@@ -290,7 +288,6 @@ class Hosted:
 
 
 def broker_spec(address: str, *, socket_dir: Path, log_dir: Path) -> ChildSpec:
-    """The broker of a cluster."""
     socket_path = socket_dir / f"{BROKER}.sock"
     return ChildSpec(
         name=BROKER,

@@ -82,7 +82,6 @@ class Host:
         return sum([len(await ref) for ref in refs])
 
     async def hold(self, order: Mapping[str, Any]) -> None:
-        """Start the child and wait for its end."""
         try:
             with thread_for_children():
                 await self._hold(Order(**order))
@@ -192,7 +191,6 @@ class NodeHost(Host):
         super().__init__(here.ip, int(here.gpus if is_on_gpu else here.cpus))
 
     async def hold(self, order: Mapping[str, Any]) -> None:
-        """Start the child, with the priority of Ray's daemon, and wait for its end."""
         take_parents_priority()
         await super().hold(order)
 

@@ -53,7 +53,6 @@ class Node:
     store_bytes: float
 
     def to_json(self) -> dict[str, Any]:
-        """JSON, which `Node(**...)` reads."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -115,7 +114,6 @@ def is_open(host: str, port: int) -> bool:
 
 
 def _explain(address: str, error: Exception) -> str:
-    """One line about a connection that failed."""
     text = " ".join(str(error).split())
     if "ersion mismatch" in text:
         found = re.sub(r"^.*?(?=[Vv]ersion mismatch)", "", text)
@@ -129,7 +127,6 @@ def _explain(address: str, error: Exception) -> str:
 
 
 def list_nodes(ray: Any) -> list[Node]:
-    """The living nodes, this one first."""
     here = str(ray.get_runtime_context().get_node_id())
     nodes = [
         Node(
@@ -213,7 +210,6 @@ async def _ask(
 
 
 def explain(error: Exception) -> str:
-    """The reason why a host is gone, in one line."""
     if NO_FORGE in str(error):
         return NO_FORGE_LINE
     return f"its host is gone: {cause_line(error)}"

@@ -62,7 +62,6 @@ class Order:
     supervisor, which the broker replaces by the directories on the node that it copied them to."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON, which `Order(**...)` reads."""
         return asdict(self)
 
 
@@ -79,14 +78,12 @@ class Place:
 
     @property
     def work(self) -> Path:
-        """Directory of the child's own files."""
         path = self.folder / WORK
         path.mkdir(exist_ok=True)
         return path
 
     @property
     def uuids(self) -> list[str]:
-        """Its cards."""
         return [gpu.uuid for gpu in self.gpus]
 
 

@@ -55,7 +55,6 @@ SUCCESS = describe_exit(0)
 def judges_elsewhere(
     cluster: Cluster, table: ClusterTable, judge: JudgeTable
 ) -> list[OpenElsewhere]:
-    """One opener for each judge of `[cluster]`."""
     return [partial(_open_judge, cluster, table, judge, index) for index in range(table.judges)]
 
 

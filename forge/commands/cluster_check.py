@@ -98,7 +98,6 @@ def _find(experiment: Experiment, facts: Mapping[str, Any]) -> Iterator[Finding]
 
 
 def _describe(facts: Mapping[str, Any]) -> str:
-    """Facts that were compared, in one line."""
     cards = Counter(card["name"] for card in facts["cards"])
     parts = [f"{number} x {name}" for name, number in cards.items()]
     parts += [f"{name} {found}" for name, found in facts["versions"].items()]

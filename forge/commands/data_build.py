@@ -67,7 +67,6 @@ IN_FLIGHT = 32
 
 
 def describe(manifest: Mapping[str, Any], folder: Path) -> str:
-    """The files in one line."""
     rows = ", ".join(f"{count} {name}" for name, count in manifest["rows"].items())
     return f"{rows} rows in {folder}; {MANIFEST} has the settings, hashes and reasons"
 
@@ -102,7 +101,6 @@ class _Task:
     is_shown: bool
 
     def facts(self) -> dict[str, Any]:
-        """Everything that decides the rows."""
         build = self.build
         return {
             **common_facts(tokenizer=build.tokenizer.path),

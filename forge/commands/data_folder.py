@@ -46,7 +46,6 @@ class OutputFolder:
 
     @property
     def key(self) -> str:
-        """Hash of the facts."""
         return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()
 
     def made(self, make: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:

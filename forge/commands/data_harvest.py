@@ -133,7 +133,6 @@ class HarvestRequest:
 
 
 def describe(manifest: Mapping[str, Any], folder: Path) -> str:
-    """The files in one line."""
     rows = ", ".join(f"{count} {name}" for name, count in manifest["rows"].items())
     return (
         f"{manifest['problems']['train']} problems and {rows} rows in {folder}; README.md has the "

@@ -48,7 +48,6 @@ class Look:
     steps: list[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
 
     def to_json(self) -> dict[str, Any]:
-        """The result for `--json`."""
         return {
             "file": str(self.path), "rows": self.num_rows,
             "unread": dict(self.unread.counts), "unit": self.unit,

@@ -76,7 +76,6 @@ class ExportedModel:
     """Differences of a program that loads the export from the run."""
 
     def to_json(self) -> dict[str, Any]:
-        """The output of `forge export model --json`."""
         found = {"path": str(self.path), "bytes": self.num_bytes, "answer": self.answer}
         more = {"url": self.url, "note": self.note}
         return found | {key: value for key, value in more.items() if value}
@@ -206,7 +205,6 @@ def _refused(name: str, error: Exception, *, saved: str = "") -> MachineError:
 def lineage_of(
     paths: RunPaths, weights: Weights, *, kind: str, verified: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Origin of exported weights, for lineage.json."""
     experiment = load_experiment(paths.experiment, is_here=False)
     with open_run(paths) as reader:
         (run,) = reader.rows(RUN)

@@ -64,7 +64,6 @@ class Garbage:
         return sum(each.st_size for each in stats if each.st_nlink == 1)
 
     def to_json(self) -> dict[str, Any]:
-        """An element of `forge gc --json`."""
         return {"path": str(self.path), "why": self.why, "num_bytes": self.num_bytes}
 
 

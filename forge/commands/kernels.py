@@ -56,7 +56,6 @@ class ExportedKernels:
     kernels: Sequence[BestKernel]
 
     def to_json(self) -> dict[str, Any]:
-        """The directory, and name, problem and speed-up of each kernel."""
         rows = [
             {
                 "name": each.name,
@@ -111,7 +110,6 @@ class BestKernel:
 
     @property
     def tolerance(self) -> float:
-        """rtol and atol of its test."""
         return TOLERANCES.get(self.precision, 1e-2)
 
 
@@ -179,7 +177,6 @@ def _name(problem_id: str, taken: set[str]) -> str:
 
 
 def kernel_files(kernels: Sequence[BestKernel], origin: Mapping[str, str]) -> dict[str, str]:
-    """Contents of the files by path."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("kernels_templates")),
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False,

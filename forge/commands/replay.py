@@ -351,7 +351,6 @@ class ReplayReport:
 
     @property
     def is_same(self) -> bool:
-        """True if loss and gradient norm are those of the record."""
         return all(self._is_equal(key) for key in (LOSS, GRAD_NORM))
 
     def _is_equal(self, key: str) -> bool:
@@ -361,7 +360,6 @@ class ReplayReport:
         return abs(now - before) <= RELATIVE * max(abs(before), abs(now), 1e-3)
 
     def to_json(self) -> dict[str, Any]:
-        """The output of `--json`."""
         numbers = {
             name: {"recorded": self.recorded.get(key), "replayed": self.replayed.get(key)}
             for name, key in (("loss", LOSS), ("grad_norm", GRAD_NORM))
@@ -369,7 +367,6 @@ class ReplayReport:
         return {**asdict(self), **numbers, "is_same": self.is_same}
 
     def render(self) -> RenderableType:
-        """A line with the result, and a table of the metrics."""
         changed = f", with {' '.join(self.overrides)}" if self.overrides else ""
         head = (
             f"{self.run}: step {self.step} of grpo-{self.stage}, {self.num_samples} samples, on "
@@ -461,7 +458,6 @@ class _Desk:
 
     @asynccontextmanager
     async def serving(self, socket_path: Path) -> AsyncGenerator[None]:
-        """Serve the socket while inside."""
         posts = {
             "/take": self._take, "/trained": self._trained, "/checkpoint": self._checkpoint,
             "/failed": self._failed,

@@ -42,11 +42,9 @@ class Written:
     left_out: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """The result for `--json`."""
         return asdict(self)
 
     def describe(self) -> str:
-        """The result in one line."""
         why = describe_reasons(self.left_out)
         return (
             f"{self.path}: {self.num_rows} rows of {self.num_problems} problems, "

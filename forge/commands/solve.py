@@ -74,13 +74,11 @@ class Solved:
     """Directory of the best kernels; None if no answer was correct."""
 
     def to_json(self) -> dict[str, Any]:
-        """The output of `forge solve --json`."""
         kernels = None if self.kernels is None else str(self.kernels)
         found = {"run": self.paths.name, "path": str(self.paths.root), "kernels": kernels}
         return {**found, "problems": list(self.rows), "best_at": list(self.curve)}
 
     def render(self) -> Table:
-        """A row for each problem."""
         return render_searches(self.rows)
 
 

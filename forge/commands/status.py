@@ -76,7 +76,6 @@ class RunStatus:
     """The deadline that the supervisor missed. The command ends with its exit code."""
 
     def to_json(self) -> dict[str, Any]:
-        """The output of `forge status --json`."""
         silence = self.silence and str(self.silence)
         return {**self.run.to_json(), "nodes": list(self.nodes), "silence": silence}
 
@@ -191,7 +190,6 @@ def _ask_supervisor(paths: RunPaths, **limits: float) -> LiveStatus | None:
 
 
 def render_nodes(nodes: Sequence[Mapping[str, Any]], *, now: float) -> Table:
-    """One row per node."""
     table = Table("node", "roles", "GPUs", "judged", "lost", "state", box=None, pad_edge=False)
     for row in nodes:
         is_up = row["state"] == "up"
@@ -230,7 +228,6 @@ def _load_running_run(paths: RunPaths) -> dict[str, Any]:
 
 
 def render_running(rows: list[dict[str, Any]]) -> Fitting:
-    """The same as a table."""
     from forge.views.text.fitting import Fitting
 
     columns = ("run", "stage", "progress", "ETA", "CPU", "memory", "processes", "pid")

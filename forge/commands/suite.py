@@ -300,7 +300,6 @@ class ModelSource:
 
     @property
     def is_remote(self) -> bool:
-        """True if a server has the model."""
         return bool(self.serve.get("url"))
 
 
@@ -374,7 +373,6 @@ def _local(path: Path, *, label: str, model: dict[str, Any]) -> ModelSource:
 
 
 def _adapter(path: Path) -> ModelSource:
-    """An adapter on the model that its configuration names."""
     file = path / "adapter_config.json"
     base = _read_json(file).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:

@@ -89,7 +89,6 @@ def check(experiment: Experiment, *, is_here: bool = True) -> list[Mistake]:
 
 
 def found_in(rows: Rows, *, is_here: bool = True) -> Iterator[Mistake]:
-    """The mistakes that are there."""
     for is_there, key, text, *here in rows:
         if is_there and (is_here or not here):
             parts = (int(part) if part.isdecimal() else part for part in key.split("."))

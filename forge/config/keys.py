@@ -88,7 +88,6 @@ class Key:
     doc: str
 
     def to_json(self) -> dict[str, str]:
-        """One key in `forge keys --json`."""
         return {"path": self.path, **asdict(self)}
 
     @property

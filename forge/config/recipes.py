@@ -31,7 +31,6 @@ class Recipe:
 
     @property
     def file(self) -> str:
-        """Name of its file."""
         return f"{self.name}.toml"
 
     @property
@@ -43,7 +42,6 @@ class Recipe:
 
 
 def list_recipes() -> list[Recipe]:
-    """All recipes, by name."""
     paths = sorted(_folder().glob("*.toml"))
     return [Recipe(name=path.stem, text=path.read_text(encoding="utf-8")) for path in paths]
 
@@ -99,7 +97,6 @@ def _is_missing(path: Path, text: str) -> bool:
 
 
 def _is_schema(text: str) -> bool:
-    """True for the schema of an experiment."""
     from forge.config.schema import Experiment  # a list of recipes needs no schema
 
     return f'"description": "{Experiment.__doc__}"' in text

@@ -59,7 +59,6 @@ def _name(requirement: str) -> str:
 
 
 def load_project(root: Path) -> Project:
-    """Reads the two files."""
     tables = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     constraints = (root / "constraints.txt").read_text(encoding="utf-8")
     return Project(tables=tables, constraints=constraints)
@@ -144,7 +143,6 @@ def is_done(
 
 
 def write_stamp(venv: Path, stamp: Stamp) -> None:
-    """Writes the stamp atomically."""
     staged = venv / "setup.json.new"
     staged.write_text(json.dumps(asdict(stamp)), encoding="utf-8")
     staged.replace(venv / "setup.json")

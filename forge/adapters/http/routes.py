@@ -77,7 +77,6 @@ class JudgeApi:
         self._is_timed = is_timed
 
     def routes(self) -> list[Route]:
-        """Routes for the application of the pool."""
         return [
             self._post("/v1/judge", self._answer_one),
             self._post("/v1/judge/batch", self._answer_batch),
@@ -185,7 +184,6 @@ def _reply(verdict: Verdict, weights: RewardTable | None) -> dict[str, Any]:
 
 
 def _fault(verdict: Verdict) -> str:
-    """The fault of the machine in one line."""
     return f"{verdict.status}: {verdict.reason}: {' '.join(verdict.detail.split())}"
 
 

@@ -101,11 +101,9 @@ class Episode:
 
     @property
     def is_done(self) -> bool:
-        """True if no further answer is taken."""
         return self.is_solved or self.turn >= self.rules.max_turns
 
     def start(self) -> KernelObservation:
-        """The observation before the first answer."""
         return self._observe(reward=0.0, compilation_success=True)
 
     async def step(self, action: KernelAction) -> KernelObservation:
@@ -144,7 +142,6 @@ class Episode:
         )
 
     def state(self) -> KernelState:
-        """The state, as clients read it."""
         return KernelState(
             episode_id=self.episode_id, step_count=self.turn, problem_id=self.name,
             turn=self.turn, max_turns=self.rules.max_turns, best_speedup=self.best_speedup,
@@ -255,7 +252,6 @@ class Sessions:
 
     @property
     def num_open(self) -> int:
-        """Places in use."""
         return self.num_connections + len(self._episodes)
 
     def connect(self, *, now: float) -> None:
@@ -264,7 +260,6 @@ class Sessions:
         self.num_connections += 1
 
     def disconnect(self) -> None:
-        """Give back the place of a connection."""
         self.num_connections -= 1
 
     def open(self, episode: Episode, *, now: float) -> None:
@@ -311,7 +306,6 @@ class ServedProblems:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the problems, in order."""
         return tuple(self.by_name)
 
     def find(self, name: str) -> tuple[str, Problem]:

@@ -124,7 +124,6 @@ def serve_environment(
 
 
 def routes_of(environment: Environment) -> Sequence[BaseRoute]:
-    """The routes, for a Starlette application inside a `Door`."""
     from starlette.routing import Route, WebSocketRoute
 
     def find(episode_id: str | None) -> Episode | None:
@@ -164,7 +163,6 @@ def routes_of(environment: Environment) -> Sequence[BaseRoute]:
 
 
 def openapi_paths() -> dict[str, Any]:
-    """The paths of an environment in an OpenAPI document."""
     return {
         "/reset": {"post": _operation("Start an episode.", ResetOptions)},
         "/step": {"post": _operation("Judge an answer.", StepOptions)},
@@ -229,7 +227,6 @@ def _operation(summary: str, body: type[Any] | None) -> dict[str, Any]:
 
 
 async def serve_socket(websocket: WebSocket, environment: Environment) -> None:
-    """Serve one connection until its client leaves."""
     from starlette.websockets import WebSocketDisconnect
 
     await websocket.accept()

@@ -126,7 +126,6 @@ class HostFacts:
     now: float = 0.0
 
     def fix(self, flags: str, outside: str) -> str:
-        """The fix in a container, and outside of one."""
         return docker(flags) if self.container else outside
 
 
@@ -240,7 +239,6 @@ def _rows(table: Sequence[tuple[Any, ...]]) -> Iterator[Finding]:
 
 
 def _low(value: float | None, least: float) -> bool:
-    """True for a limit below what is needed."""
     return value is not None and value < least
 
 
@@ -288,7 +286,6 @@ def check_sandbox(outcome: Outcome, host: HostFacts, *, sysctls: Mapping[str, st
 
 
 def read_host(machine: Machine, store_dir: Path) -> HostFacts:
-    """The facts."""
     shm = Path("/dev/shm")
     room = os.statvfs(shm) if os.access(shm, os.W_OK) else None
     return HostFacts(

@@ -70,22 +70,18 @@ class Finding:
 
 
 def warning(name: str, found: str, *, fix: str) -> Finding:
-    """A finding that does not stop a run."""
     return Finding(name=name, found=found, severity=Severity.WARNING, fix=fix)
 
 
 def error(name: str, found: str, *, fix: str) -> Finding:
-    """A finding with which a run could not start."""
     return Finding(name=name, found=found, severity=Severity.ERROR, fix=fix)
 
 
 def docker(*flags: str) -> str:
-    """The fix that restarts the container with flags."""
     return f"docker run {' '.join(flags)}"
 
 
 def can_run(findings: Sequence[Finding]) -> bool:
-    """True if a run could start."""
     return all(finding.severity is not Severity.ERROR for finding in findings)
 
 
@@ -106,7 +102,6 @@ MARKS = {
 
 
 def render(findings: Sequence[Finding]) -> Table:
-    """One line per finding, with a mark and the fix."""
     table = Table("", "", "found", "fix", box=None, pad_edge=False)
     for finding in findings:
         cells = (Text(printable(text)) for text in (finding.name, finding.found, finding.fix))
@@ -304,7 +299,6 @@ async def import_packages(
 
 
 def check_packages(imports: Mapping[str, Imported]) -> Iterator[Finding]:
-    """A finding per package of judges and trainers."""
     for name in PACKAGES:
         one = imports.get(name) or Imported(fault="not tried")
         if one.is_missing:
@@ -488,7 +482,6 @@ def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
 
 
 def check_kernel(name: str, outcome: Outcome) -> Finding:
-    """A Triton kernel was compiled, run and compared."""
     if outcome.fault:
         return error(name, outcome.fault, fix=find_fix(outcome))
     if not outcome.get("is_right"):

@@ -69,7 +69,6 @@ class AnswerFile:
         self.say(doing=doing, **values)
 
     def say(self, **values: Any) -> None:
-        """Append a line."""
         os.write(self._fd, f"{json.dumps(values)}\n".encode())
 
 

@@ -65,7 +65,6 @@ class NextWork:
     """Trained steps after the checkpoint, which are trained again."""
 
     def describe(self) -> str:
-        """One line."""
         if not self.step:
             return f"{self.stage} from its start{self._again()}"
         return f"{self.stage} after step {self.step} of {self.num_steps}{self._again()}"
@@ -86,11 +85,9 @@ class RunCheckup:
 
     @property
     def can_resume(self) -> bool:
-        """True if a resume could start."""
         return can_run(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The findings for programs, and the work of a resume."""
         return {
             **to_json(self.findings),
             "resume": None if self.next_work is None else asdict(self.next_work),

@@ -254,16 +254,13 @@ class AgainReport:
 
     @property
     def num_turns(self) -> int:
-        """Turns with a verdict of this pass."""
         return sum(each["num_turns"] for each in self.counts)
 
     def to_json(self) -> dict[str, Any]:
-        """The output of `--json`."""
         numbers = {"num_turns": self.num_turns, "num_changed": len(self.changed)}
         return {**asdict(self), **numbers}
 
     def render(self) -> RenderableType:
-        """The table of statuses, and the changed turns."""
         head = (
             f"{self.run}: {self.num_turns} turns judged again (pass {self.judging}: protocol "
             f"{self.protocol}, policy {self.policy}, on {self.device}); {len(self.changed)} "
@@ -308,7 +305,6 @@ class AgainReport:
 
 
 def read_report(reader: RunReader, judging: int, *, num_failed: int) -> AgainReport:
-    """The report of a pass, from the store."""
     (about,) = reader.rows(
         "SELECT protocol, policy, device FROM judgings WHERE judging = ?", (judging,)
     )

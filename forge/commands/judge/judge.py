@@ -112,7 +112,6 @@ class Judged:
         return {**verdict.to_json(), "explained": explain_packed(verdict.program)}
 
     def render(self) -> RenderableType:
-        """A report of one verdict, or a table of several."""
         if self.request.is_directory:
             return render_verdicts(self.jobs, self.verdicts, skipped=self.skipped)
         job, verdict = self.jobs[0], self.verdicts[0]
@@ -193,7 +192,6 @@ class JudgingRequest:
 
     @property
     def is_directory(self) -> bool:
-        """True if the candidate is a directory of candidates."""
         return Path(self.candidate).is_dir()
 
 
@@ -369,7 +367,6 @@ WEAK = {"none": ": the candidate could reach files, sockets and other processes"
 
 
 def render_verdict(verdict: Verdict, *, job: JudgeJob, request: JudgingRequest) -> RenderableType:
-    """The report as text and tables."""
     head = Text(f"{verdict.status} ({printable(verdict.reason)})")
     head.stylize(f"bold {STYLES.get(verdict.status, 'red')}")
     parts: list[RenderableType] = [head]
@@ -407,7 +404,6 @@ def _excerpt(detail: str, code: str) -> Iterator[Text]:
 
 
 def _shapes(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
-    """One line for each shape that was judged."""
     if not verdict.shapes:
         return
     yield Text("")
@@ -518,7 +514,6 @@ def _advice(verdict: Verdict) -> str:
 def render_verdicts(
     jobs: Sequence[JudgeJob], verdicts: Sequence[Verdict], *, skipped: Mapping[str, str]
 ) -> Group:
-    """The table, the summary, and the files that were not judged."""
     is_timed = any(verdict.timing is not None for verdict in verdicts)
     also = list(dict.fromkeys(name for verdict in verdicts for name in verdict.also))
     names = ["candidate", "problem", "verdict", "reason"]
@@ -552,7 +547,6 @@ def render_verdicts(
 
 
 def _other(verdict: OtherVerdict | None) -> Text:
-    """A cell of a further protocol."""
     if verdict is None:
         return Text(NONE)
     if verdict.status is Status.CORRECT:

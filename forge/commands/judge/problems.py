@@ -141,7 +141,6 @@ def unjudgeable_flags(examinations: Sequence[Examination]) -> dict[str, int]:
 
 
 def to_json(examinations: Sequence[Examination]) -> dict[str, Any]:
-    """The result for programs."""
     return {
         "num_problems": len(examinations),
         "num_usable": sum(each.is_usable for each in examinations),
