@@ -207,7 +207,7 @@ def _judge_again(
         raise ConfigError(f'--run {run}: a file; "forge resume {run}" unpacks the archive of a run')
     from forge.commands.judge.again import judge_again
 
-    report = judge_again(find(run, store), settings, given=list(given), has_lines=not as_json)
+    report = judge_again(find(run, store), settings, given=list(given))
     print_json(report.to_json()) if as_json else print_rich(report.render())
     if report.num_failed:
         raise typer.Exit(3)
@@ -223,7 +223,7 @@ def _print_judged(request: JudgingRequest, settings: JudgeSettings, *, as_json: 
             f"--explain: {request.candidate} is a directory; name one file, or add --json"
         )
     with waiting("judging", is_shown=not (as_json or request.is_directory)):
-        judged = view.judge(request, settings, has_lines=not as_json)
+        judged = view.judge(request, settings)
     print_json(judged.to_json()) if as_json else print_rich(judged.render())
     if judged.exit_code:
         raise typer.Exit(judged.exit_code)

@@ -25,11 +25,9 @@ class Advance(Protocol):
 
 
 @asynccontextmanager
-async def open_counter(
-    label: str, *, total: int | None, is_shown: bool, has_lines: bool = True
-) -> AsyncGenerator[Advance]:
+async def open_counter(label: str, *, total: int | None, is_shown: bool) -> AsyncGenerator[Advance]:
     """Yields a function to call after each item. `total`: None where it is not known before the
-    end. `has_lines`: print lines where there is no terminal."""
+    end."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as EtaColumn
@@ -61,7 +59,7 @@ async def open_counter(
                 sys.stderr.flush()
 
         async with anyio.create_task_group() as tasks:
-            if is_shown and has_lines and not console.is_terminal:
+            if is_shown and not console.is_terminal:
                 tasks.start_soon(print_lines)
             yield advance
             tasks.cancel_scope.cancel()

@@ -79,18 +79,16 @@ GROUP BY own_status, status
 """
 
 
-def judge_again(
-    paths: RunPaths, settings: JudgeSettings, *, given: Sequence[str], has_lines: bool
-) -> AgainReport:
+def judge_again(paths: RunPaths, settings: JudgeSettings, *, given: Sequence[str]) -> AgainReport:
     """Judge every stored answer of a run, and report what changed. Raises ConfigError: the run is
     running, or its problems have changed; MachineError: its store is damaged or incomplete, or no
     sandbox works on this machine. `given`: options of `settings` that replace keys of the run's
-    `[judge]`. `has_lines`: print the progress where stderr is no terminal, too."""
+    `[judge]`."""
     with open_run_lock(paths):
         refuse_damage(paths)
         experiment = load_experiment(paths.experiment, is_here=False)
         table, gpus = _table(experiment, settings, given), settings.gpus()
-        judging, failed = anyio.run(_judge_all, paths, experiment, table, gpus, has_lines)
+        judging, failed = anyio.run(_judge_all, paths, experiment, table, gpus)
     with open_run(paths) as reader:
         return read_report(reader, judging, num_failed=failed)
 
@@ -112,7 +110,7 @@ def _table(experiment: Experiment, settings: JudgeSettings, given: Sequence[str]
 
 
 async def _judge_all(
-    paths: RunPaths, experiment: Experiment, table: JudgeTable, gpus: Sequence[Gpu], has_lines: bool
+    paths: RunPaths, experiment: Experiment, table: JudgeTable, gpus: Sequence[Gpu]
 ) -> tuple[int, int]:
     """The number of the pass, and of candidates that the machine prevented from being judged."""
     async with open_writer(paths, experiment.store) as writer:
@@ -126,7 +124,7 @@ async def _judge_all(
             ]
             await writer.put(judging)
             work = partial(_judge_kernel, judging=judging, reader=reader, writer=writer)
-            failed = await _run_pass(work, kernels, table, gpus, has_lines) if kernels else 0
+            failed = await _run_pass(work, kernels, table, gpus) if kernels else 0
             if not failed:
                 await writer.put(replace(judging, ended_at=time.time()))
     return judging.judging, failed
@@ -137,7 +135,6 @@ async def _run_pass(
     kernels: Sequence[tuple[ReferenceModule, int]],
     table: JudgeTable,
     gpus: Sequence[Gpu],
-    has_lines: bool,
 ) -> int:
     """Judge the kernels; returns how many the machine prevented."""
     failed, rest = 0, iter(kernels)
@@ -150,7 +147,7 @@ async def _run_pass(
             count(status)
 
     async with (
-        open_counter("judged", total=len(kernels), is_shown=True, has_lines=has_lines) as count,
+        open_counter("judged", total=len(kernels), is_shown=True) as count,
         open_private_pool(table, gpus=gpus) as pool,
         anyio.create_task_group() as tasks,
     ):

@@ -118,10 +118,9 @@ class Judged:
         return render_verdict(verdict, job=job, request=self.request)
 
 
-def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool = False) -> Judged:
+def judge(request: JudgingRequest, settings: JudgeSettings) -> Judged:
     """Judges all candidates. Raises ConfigError: a file or option that cannot be used;
-    MachineError: no sandbox works on this machine. `has_lines`: print the progress in a directory
-    where stderr is no terminal, too."""
+    MachineError: no sandbox works on this machine."""
     table, gpus = settings.table(), settings.gpus()
     jobs, skipped = read_jobs(request)
     found = ((index, _refused(job, is_here=not settings.url)) for index, job in enumerate(jobs))
@@ -131,7 +130,7 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, has_lines: bool =
     judged: list[Verdict] = []
     if others:
         table = table.model_copy(update={"workers": min(table.workers, most)})
-        judged = anyio.run(_judge_all, others, table, gpus[:most], request, has_lines)
+        judged = anyio.run(_judge_all, others, table, gpus[:most], request)
     rest = iter(judged)
     verdicts = [refused[i] if i in refused else next(rest) for i in range(len(jobs))]
     return Judged(jobs=jobs, verdicts=verdicts, request=request, skipped=skipped)
@@ -145,29 +144,20 @@ def _refused(job: JudgeJob, *, is_here: bool) -> Verdict | None:
 
 
 async def _judge_all(
-    jobs: Sequence[JudgeJob],
-    table: JudgeTable,
-    gpus: Sequence[Gpu],
-    request: JudgingRequest,
-    has_lines: bool,
+    jobs: Sequence[JudgeJob], table: JudgeTable, gpus: Sequence[Gpu], request: JudgingRequest
 ) -> list[Verdict]:
     verdicts: dict[int, Verdict] = {}
     async with (
-        open_counter(
-            "judged", total=len(jobs), is_shown=request.is_directory, has_lines=has_lines
-        ) as advance,
+        open_counter("judged", total=len(jobs), is_shown=request.is_directory) as advance,
         open_private_pool(table, gpus=gpus) as pool,
         anyio.create_task_group() as tasks,
     ):
 
         async def judge_one(index: int, job: JudgeJob) -> None:
             verdicts[index] = await pool.judge(
-                job.problem,
-                job.code,
-                timing=request.is_timed,
-                profile=request.is_profiled,
+                job.problem, job.code, timing=request.is_timed, profile=request.is_profiled,
                 program=request.is_explained,
-            )
+            )  # fmt: skip
             advance(verdicts[index].status)
 
         for index, job in enumerate(jobs):
