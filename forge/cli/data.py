@@ -116,7 +116,7 @@ def build(
 
     given = [*(overrides or ()), *(["input.strict=true"] if strict else [])]
     settings = load_build(path, overrides=given)
-    manifest = view.build_rows(settings, is_shown=not as_json)
+    manifest = view.build_rows(settings)
     if as_json:
         return print_json(manifest)
     print_rich(steps_table(manifest["steps"]))
@@ -183,7 +183,7 @@ def harvest(
 
     judge = JudgeSettings(device=device, workers=workers)
     request = as_request(view.HarvestRequest, locals(), judge=judge)
-    manifest = view.harvest(request, is_shown=not as_json)
+    manifest = view.harvest(request)
     if as_json:
         return print_json(manifest)
     print_rich(steps_table(manifest["steps"]))

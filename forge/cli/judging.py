@@ -260,7 +260,6 @@ def check_problems(
         precision=one_of("--precision", precision, Dtype),
         chosen=chosen,
         row_format=one_of("--format", format, RowFormat),
-        is_shown=not as_json,
     )
     print_json(view.to_json(found)) if as_json else print_rich(view.render(found))
     if not all(each.is_usable for each in found):

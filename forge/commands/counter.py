@@ -25,7 +25,9 @@ class Advance(Protocol):
 
 
 @asynccontextmanager
-async def open_counter(label: str, *, total: int | None, is_shown: bool) -> AsyncGenerator[Advance]:
+async def open_counter(
+    label: str, *, total: int | None, is_shown: bool = True
+) -> AsyncGenerator[Advance]:
     """Yields a function to call after each item. `total`: None where it is not known before the
     end."""
     from rich.console import Console

@@ -71,7 +71,7 @@ def describe(manifest: Mapping[str, Any], folder: Path) -> str:
     return f"{rows} rows in {folder}; {MANIFEST} has the settings, hashes and reasons"
 
 
-def build_rows(build: DataBuild, *, is_shown: bool = True) -> Mapping[str, Any]:
+def build_rows(build: DataBuild) -> Mapping[str, Any]:
     """Builds the rows, or continues a build, or finds it done; returns the manifest. Raises
     ConfigError: an input, tokenizer or held-out problem that cannot be used, an output directory
     with something else in it, or no row left; MachineError: the output cannot be written, no
@@ -83,7 +83,6 @@ def build_rows(build: DataBuild, *, is_shown: bool = True) -> Mapping[str, Any]:
         chat=_load_chat(build),
         heldout=HeldoutProblems(build.heldout.paths, threshold=build.duplicates.similarity),
         prompts=prompts_for(build.prompt, build.judge, inventory()),
-        is_shown=is_shown,
     )
     folder = OutputFolder(path=out, name="output.dir", facts=task.facts())
     return folder.made(task.run)
@@ -98,7 +97,6 @@ class _Task:
     chat: ChatTemplate | None
     heldout: HeldoutProblems
     prompts: PromptSet
-    is_shown: bool
 
     def facts(self) -> dict[str, Any]:
         build = self.build
@@ -153,7 +151,7 @@ class _Task:
         into a file. Raises ConfigError for the first broken row with `input.strict`."""
         choice, num_rows = Choice(), 0
         steps = RowSteps(build=self.build, prompts=self.prompts, chat=self.chat)
-        async with open_counter("rows", total=None, is_shown=self.is_shown) as advance:
+        async with open_counter("rows", total=None) as advance:
             with (
                 _without_collector(),
                 gzip.open(texts, "wt", 1, encoding="utf-8", newline="\n") as file,
@@ -185,7 +183,7 @@ class _Task:
         table = self.build.judge
         verdicts: dict[int, dict[str, str]] = {}
         async with (
-            open_counter("judged", total=total, is_shown=self.is_shown) as advance,
+            open_counter("judged", total=total) as advance,
             open_private_pool(table, gpus=() if table.url else inventory()) as pool,
             anyio.create_task_group() as tasks,
         ):

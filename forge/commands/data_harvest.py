@@ -140,14 +140,14 @@ def describe(manifest: Mapping[str, Any], folder: Path) -> str:
     )
 
 
-def harvest(request: HarvestRequest, *, is_shown: bool = True) -> Mapping[str, Any]:
+def harvest(request: HarvestRequest) -> Mapping[str, Any]:
     """Makes problems, answers and rows, or continues, or finds them done; returns the manifest.
     Raises ConfigError: a source, tokenizer or held-out problem that cannot be used, an output
     directory with something else in it, or no problem; MachineError: no sandbox works here, a judge
     failed, or the output cannot be written."""
     task = HarvestTask.of(request)
     folder = OutputFolder(path=request.out, name="--out", facts=task.facts, outputs=FILES)
-    return folder.made(partial(task.run, is_shown=is_shown))
+    return folder.made(task.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class HarvestTask:
             chat=chat, facts=facts,
         )  # fmt: skip
 
-    def run(self, work: Path, *, is_shown: bool) -> dict[str, Any]:
+    def run(self, work: Path) -> dict[str, Any]:
         """Harvests, and writes the files, also after Ctrl-C. Raises OSError where one cannot be
         written, and MachineError where most problems have no result."""
         log, request = ResultLog(work / RESULTS), self.request
@@ -202,7 +202,7 @@ class HarvestTask:
         )
         state = _State(sieve=sieve)
         try:
-            anyio.run(partial(_harvest_all, self, state, log, is_shown))
+            anyio.run(_harvest_all, self, state, log)
             if len(state.vain) > MOST_VAIN * len(state.keys):
                 raise MachineError(
                     f"{len(state.vain)} of {len(state.keys)} problems have no result, for a fault "
@@ -243,13 +243,13 @@ class _Entry:
     key: str
 
 
-async def _harvest_all(task: HarvestTask, state: _State, log: ResultLog, is_shown: bool) -> None:
+async def _harvest_all(task: HarvestTask, state: _State, log: ResultLog) -> None:
     request = task.request
     entries = _entries(task, state)
     harvests = "problems" if request.only_problems else "answers"
     gpus = request.judge.gpus()
     async with (
-        open_counter("problems", total=request.limit, is_shown=is_shown) as advance,
+        open_counter("problems", total=request.limit) as advance,
         open_private_pool(task.table, gpus=gpus, harvests=harvests) as pool,
         anyio.create_task_group() as tasks,
     ):

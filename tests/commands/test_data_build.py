@@ -44,7 +44,7 @@ def build(folder: Path, rows: Sequence[Any], **tables: dict[str, Any]) -> Mappin
     """The manifest of a build of these rows, in one process."""
     folder.mkdir(exist_ok=True)
     write_jsonl(folder / "rows.jsonl", list(rows))
-    return data_build.build_rows(build_of(folder, **tables), is_shown=False)
+    return data_build.build_rows(build_of(folder, **tables))
 
 
 def interrupted(

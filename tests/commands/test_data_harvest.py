@@ -128,7 +128,7 @@ def run(
         sources=[str(source)], out=out, heldout_share=0.3, judge=JudgeSettings(device="cpu"),
         **options,
     )  # fmt: skip
-    return harvest(request, is_shown=False)
+    return harvest(request)
 
 
 def files_of(out: Path) -> dict[str, bytes]:
@@ -291,7 +291,7 @@ def test_an_option_that_cannot_be_used_is_named(
 ) -> None:
     request = HarvestRequest(sources=[str(source)], out=tmp_path / "out")
     with pytest.raises(ConfigError, match=words):
-        harvest(replace(request, judge=JudgeSettings(device="cpu"), **change), is_shown=False)
+        harvest(replace(request, judge=JudgeSettings(device="cpu"), **change))
 
 
 def test_a_tree_without_a_problem_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +362,7 @@ def test_what_is_unfit_is_refused_by_its_own_reason(tmp_path: Path) -> None:
     (root / "m.py").write_text(UNFIT)
     out = tmp_path / "out"
     request = HarvestRequest(sources=[str(root)], out=out, judge=JudgeSettings(device="cpu"))
-    done = harvest(request, is_shown=False)
+    done = harvest(request)
     assert done["pairs"]["correct"] == 1
     dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
     assert {one["origin"].rpartition(":")[2]: one["reason"] for one in dropped} == {

@@ -147,7 +147,7 @@ async def _run_pass(
             count(status)
 
     async with (
-        open_counter("judged", total=len(kernels), is_shown=True) as count,
+        open_counter("judged", total=len(kernels)) as count,
         open_private_pool(table, gpus=gpus) as pool,
         anyio.create_task_group() as tasks,
     ):

@@ -47,7 +47,6 @@ def check_path(
     precision: str,
     chosen: str | None = None,
     row_format: RowFormat = "kernelbench",
-    is_shown: bool = False,
 ) -> list[Examination]:
     """Examines each problem below `path` or in its rows, in the order of their names. Raises
     ConfigError: a path or option that cannot be used; MachineError: no sandbox works on this
@@ -73,17 +72,17 @@ def check_path(
         for file in files
     ]
     if problems:
-        done += anyio.run(_check, problems, table, gpus, is_shown)
+        done += anyio.run(_check, problems, table, gpus)
     return sorted(done, key=lambda each: _natural(each.problem_id))
 
 
 async def _check(
-    problems: Sequence[Problem], table: JudgeTable, gpus: Sequence[Gpu], is_shown: bool
+    problems: Sequence[Problem], table: JudgeTable, gpus: Sequence[Gpu]
 ) -> list[Examination]:
     num_judges = min(len(gpus) or table.workers, MAX_JUDGES, len(problems))
     several = table.model_copy(update={"workers": num_judges})
     async with (
-        open_counter("examined", total=len(problems), is_shown=is_shown) as advance,
+        open_counter("examined", total=len(problems)) as advance,
         open_private_pool(several, gpus=gpus[:num_judges]) as pool,
     ):
         return await examine_all(pool, problems, done=advance)
