@@ -7,20 +7,8 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.options import (
-    RUNS,
-    Assumed,
-    Device,
-    Json,
-    Overrides,
-    RunName,
-    Store,
-    Workers,
-    as_request,
-    find,
-    group,
-    require_linux,
-)
+from forge.cli import options as opt
+from forge.cli.options import as_request, find, group, require_linux
 from forge.cli.printing import print_json, print_rich, print_text, say, waiting
 
 data_app = group("data", "Commands for training rows.")
@@ -35,7 +23,7 @@ Tokenizer = Annotated[
 
 @data_app.command("from-run")
 def from_run(
-    run: RunName = "last",
+    run: opt.RunName = "last",
     out: Annotated[
         Path, typer.Option(metavar="FILE.jsonl", help="File to write, one row per line.")
     ] = ...,  # type: ignore[assignment]
@@ -47,8 +35,8 @@ def from_run(
     ] = None,
     min_speedup: Annotated[float | None, typer.Option(help="Minimum speed-up.")] = None,
     includes_heldout: IncludesHeldout = False,
-    store: Store = RUNS,
-    as_json: Json = False,
+    store: opt.Store = opt.RUNS,
+    as_json: opt.Json = False,
 ) -> None:
     """Write a run's correct answers as SFT rows: [data] source = "file", format = "messages"."""
     from forge.commands.rows_from_run import write_rows
@@ -78,10 +66,10 @@ def prompt(
         ),
     ] = None,
     is_ids: Annotated[bool, typer.Option("--ids", help="Print token ids.")] = False,
-    assumed: Assumed = None,
-    overrides: Overrides = None,
-    store: Store = RUNS,
-    as_json: Json = False,
+    assumed: opt.Assumed = None,
+    overrides: opt.Overrides = None,
+    store: opt.Store = opt.RUNS,
+    as_json: opt.Json = False,
 ) -> None:
     """Print exactly what a model is sent about a problem."""
     from forge.commands.data_prompt import PromptRequest, show_prompt
@@ -102,11 +90,11 @@ def prompt(
 @data_app.command("build")
 def build(
     path: Annotated[Path, typer.Argument(metavar="X.toml", help="Settings of the build.")],
-    overrides: Overrides = None,
+    overrides: opt.Overrides = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with the first broken row, as input.strict.")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Build training rows from a data set: filter, check, remove duplicates, split."""
     require_linux()
@@ -170,9 +158,9 @@ def harvest(
     preset: Annotated[str, typer.Option(help="Prompts of the rows: a name of prompt.preset.")] = (
         "standard"
     ),
-    device: Device = "auto",
-    workers: Workers = None,
-    as_json: Json = False,
+    device: opt.Device = "auto",
+    workers: opt.Workers = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Make problems of PyTorch code, answers by the compiler, and rows. The same command again
     continues."""
@@ -195,7 +183,7 @@ def show(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="File of rows, or directory.")],
     limit: Annotated[int, typer.Option(min=0, help="Number of samples.")] = 1,
     tokenizer: Tokenizer = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show samples of a file of rows, their lengths, and the steps of its build."""
     from forge.commands import data_show as view

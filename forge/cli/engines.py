@@ -7,23 +7,8 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.options import (
-    RUNS,
-    ApiKeyEnv,
-    Device,
-    Json,
-    JudgePolicy,
-    Listen,
-    Overrides,
-    Protocol,
-    ServedModel,
-    Socket,
-    Store,
-    Wait,
-    app,
-    as_request,
-    require_linux,
-)
+from forge.cli import options as opt
+from forge.cli.options import app, as_request, require_linux
 from forge.cli.printing import print_json, print_rich, print_text, say, waiting
 
 Model = Annotated[
@@ -73,10 +58,10 @@ def serve(
             metavar="X.toml|RUN[:STEP]", help="Experiment or run whose model is served."
         ),
     ],
-    socket: Socket = None,
-    listen: Listen = None,
-    overrides: Overrides = None,
-    store: Store = RUNS,
+    socket: opt.Socket = None,
+    listen: opt.Listen = None,
+    overrides: opt.Overrides = None,
+    store: opt.Store = opt.RUNS,
 ) -> None:
     """Serve a model to other runs and to OpenAI clients. Runs name the address in serve.url."""
     require_linux()
@@ -123,17 +108,17 @@ def solve(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory of the best kernels.")
     ] = None,
-    policy: JudgePolicy = None,
+    policy: opt.JudgePolicy = None,
     baseline: Baseline = None,
-    device: Device = "auto",
+    device: opt.Device = "auto",
     model_name: Annotated[
         str | None, typer.Option(help="Model of the server; absent: the only one there.")
     ] = None,
-    api_key_env: ApiKeyEnv = None,
-    overrides: Overrides = None,
-    wait_s: Wait = 0.0,
-    store: Store = RUNS,
-    as_json: Json = False,
+    api_key_env: opt.ApiKeyEnv = None,
+    overrides: opt.Overrides = None,
+    wait_s: opt.Wait = 0.0,
+    store: opt.Store = opt.RUNS,
+    as_json: opt.Json = False,
 ) -> None:
     """Search for faster kernels of modules, within a budget. "forge resume" continues an
     interrupted search."""
@@ -156,22 +141,22 @@ def solve(
 def evaluate(
     source: Model,
     suite: SuiteName = None,
-    protocol: Protocol = None,
-    policy: JudgePolicy = None,
+    protocol: opt.Protocol = None,
+    policy: opt.JudgePolicy = None,
     baseline: Baseline = None,
     samples: Samples = None,
     budget: AnswerBudget = None,
     turns: Turns = None,
     greedy: Greedy = None,
-    device: Device = "auto",
+    device: opt.Device = "auto",
     seed: Seed = None,
     limit: Limit = None,
-    model_name: ServedModel = None,
-    api_key_env: ApiKeyEnv = None,
-    overrides: Overrides = None,
-    wait_s: Wait = 0.0,
-    store: Store = RUNS,
-    as_json: Json = False,
+    model_name: opt.ServedModel = None,
+    api_key_env: opt.ApiKeyEnv = None,
+    overrides: opt.Overrides = None,
+    wait_s: opt.Wait = 0.0,
+    store: opt.Store = opt.RUNS,
+    as_json: opt.Json = False,
 ) -> None:
     """Evaluate a checkpoint or a server on a suite: pass@k, best@N, fast_p, speed-ups. "forge
     resume" continues an interrupted one."""

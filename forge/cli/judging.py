@@ -7,28 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forge.cli.options import (
-    RUNS,
-    Constants,
-    Device,
-    Isolation,
-    Json,
-    JudgePolicy,
-    Listen,
-    Precision,
-    Protocol,
-    Shapes,
-    SitePackages,
-    Socket,
-    Store,
-    Timeout,
-    Workers,
-    app,
-    as_request,
-    find,
-    group,
-    require_linux,
-)
+from forge.cli import options as opt
+from forge.cli.options import app, as_request, find, group, require_linux
 from forge.cli.printing import print_json, print_rich, waiting
 from forge.errors import ConfigError
 
@@ -102,32 +82,32 @@ def judge(
     candidate: Candidate = None,
     chosen: Chosen = None,
     format: Format = "kernelbench",
-    overrides: Constants = None,
-    shapes: Shapes = None,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    isolation: Isolation = "auto",
+    overrides: opt.Constants = None,
+    shapes: opt.Shapes = None,
+    device: opt.Device = "auto",
+    precision: opt.Precision = "fp32",
+    isolation: opt.Isolation = "auto",
     compile: Compile = "ttir",
     baseline: Baseline = "eager",
-    protocol: Protocol = None,
-    policy: JudgePolicy = None,
+    protocol: opt.Protocol = None,
+    policy: opt.JudgePolicy = None,
     target: Target = None,
     also: Also = None,
-    site_packages: SitePackages = None,
-    workers: Workers = None,
-    timeout: Timeout = None,
+    site_packages: opt.SitePackages = None,
+    workers: opt.Workers = None,
+    timeout: opt.Timeout = None,
     is_timed: IsTimed = True,
     is_profiled: IsProfiled = False,
     is_explained: IsExplained = False,
     url: Url = None,
     run: Again = None,
-    store: Store = RUNS,
+    store: opt.Store = opt.RUNS,
     is_serving: IsServing = False,
     is_openenv: IsOpenEnv = False,
     turns: Turns = None,
-    socket: Socket = None,
-    listen: Listen = None,
-    as_json: Json = False,
+    socket: opt.Socket = None,
+    listen: opt.Listen = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
     may name problems of PROBLEM. With --run, judge a run's answers again."""
@@ -234,14 +214,14 @@ def check_problems(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of problems, or a file.")],
     chosen: Chosen = None,
     format: Format = "kernelbench",
-    overrides: Constants = None,
-    shapes: Shapes = None,
-    device: Device = "auto",
-    precision: Precision = "fp32",
-    isolation: Isolation = "auto",
-    site_packages: SitePackages = None,
-    timeout: Timeout = None,
-    as_json: Json = False,
+    overrides: opt.Constants = None,
+    shapes: opt.Shapes = None,
+    device: opt.Device = "auto",
+    precision: opt.Precision = "fp32",
+    isolation: opt.Isolation = "auto",
+    site_packages: opt.SitePackages = None,
+    timeout: opt.Timeout = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Find problems that cannot be judged, or that reward an answer that does less than asked."""
     require_linux()
@@ -268,15 +248,15 @@ def check_problems(
 
 @app.command()
 def mcp(
-    device: Device = "auto",
-    isolation: Isolation = "auto",
+    device: opt.Device = "auto",
+    isolation: opt.Isolation = "auto",
     baseline: Baseline = "eager",
-    protocol: Protocol = None,
-    policy: JudgePolicy = None,
+    protocol: opt.Protocol = None,
+    policy: opt.JudgePolicy = None,
     target: Target = None,
-    site_packages: SitePackages = None,
-    workers: Workers = None,
-    timeout: Timeout = None,
+    site_packages: opt.SitePackages = None,
+    workers: opt.Workers = None,
+    timeout: opt.Timeout = None,
     url: Url = None,
 ) -> None:
     """Serve the judge, run, profile and docs to a coding agent: MCP on stdin and stdout."""

@@ -9,22 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forge.cli.options import (
-    RUNS,
-    Assumed,
-    Detach,
-    ExperimentFile,
-    Json,
-    Overrides,
-    RunName,
-    Store,
-    StoreOfFile,
-    Wait,
-    app,
-    find,
-    require_linux,
-    settings,
-)
+from forge.cli import options as opt
+from forge.cli.options import app, find, require_linux, settings
 from forge.cli.printing import print_json, print_lines, print_rich, print_text, say, waiting
 from forge.errors import ConfigError
 
@@ -50,7 +36,7 @@ def init(
             autocompletion=_complete_recipe,
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Write a recipe, an experiment file to start from, into the current folder."""
     from forge.config.recipes import list_recipes, write_recipe
@@ -84,11 +70,11 @@ def run(
         str | None,
         typer.Option(metavar="RUN:STEP", help="Continue a checkpoint of another run in a new one."),
     ] = None,
-    detach: Detach = False,
-    overrides: Overrides = None,
-    wait_s: Wait = 0.0,
-    store: StoreOfFile = None,
-    as_json: Json = False,
+    detach: opt.Detach = False,
+    overrides: opt.Overrides = None,
+    wait_s: opt.Wait = 0.0,
+    store: opt.StoreOfFile = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Run an experiment from the start, or from a checkpoint of another run."""
     require_linux()
@@ -101,7 +87,7 @@ def run(
             )
         from forge.runner.past import fork_run
 
-        paths = fork_run(fork, store_dir=store or RUNS, overrides=given)
+        paths = fork_run(fork, store_dir=store or opt.RUNS, overrides=given)
         paths = _resume(paths, is_detached=detach, wait_s=wait_s, quiet=as_json)
     elif file is None:
         raise ConfigError("forge run: found no X.toml; an experiment file, or --fork RUN:STEP")
@@ -143,11 +129,11 @@ def _resume(
 
 @app.command()
 def plan(
-    file: ExperimentFile,
-    overrides: Overrides = None,
-    assumed: Assumed = None,
-    store: StoreOfFile = None,
-    as_json: Json = False,
+    file: opt.ExperimentFile,
+    overrides: opt.Overrides = None,
+    assumed: opt.Assumed = None,
+    store: opt.StoreOfFile = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Check an experiment and the machine; print placement and time."""
     from forge.config.load import load_experiment
@@ -172,7 +158,7 @@ def plan(
 
 @app.command()
 def resume(
-    run: RunName,
+    run: opt.RunName,
     from_step: Annotated[
         int | None,
         typer.Option(
@@ -182,10 +168,10 @@ def resume(
             help="Step of the interrupted stage to continue after; later checkpoints are deleted.",
         ),
     ] = None,
-    detach: Detach = False,
-    wait_s: Wait = 0.0,
-    store: Store = RUNS,
-    as_json: Json = False,
+    detach: opt.Detach = False,
+    wait_s: opt.Wait = 0.0,
+    store: opt.Store = opt.RUNS,
+    as_json: opt.Json = False,
 ) -> None:
     """Continue a run from its last checkpoint, or from an earlier one. An archive is unpacked
     beside itself first."""
@@ -211,13 +197,13 @@ def train(
         int | None,
         typer.Option(min=0, help="Number of the stage; absent: the last that trained the step."),
     ] = None,
-    overrides: Overrides = None,
+    overrides: opt.Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write the checkpoint after the step into it."),
     ] = None,
-    store: Store = RUNS,
-    as_json: Json = False,
+    store: opt.Store = opt.RUNS,
+    as_json: opt.Json = False,
 ) -> None:
     """Train a recorded step again from its samples, without engine or judge; compare the loss."""
     require_linux()
@@ -235,7 +221,7 @@ def train(
 
 
 @app.command()
-def stop(run: RunName = "last", store: Store = RUNS) -> None:
+def stop(run: opt.RunName = "last", store: opt.Store = opt.RUNS) -> None:
     """Stop a run after its current step and a checkpoint."""
     paths = find(run, store)
     _client(paths).stop()
@@ -243,19 +229,21 @@ def stop(run: RunName = "last", store: Store = RUNS) -> None:
 
 
 @app.command()
-def save(run: RunName = "last", store: Store = RUNS) -> None:
+def save(run: opt.RunName = "last", store: opt.Store = opt.RUNS) -> None:
     """Save a checkpoint after the current step of a run."""
     print_text(_client(find(run, store)).save())
 
 
 @app.command()
-def evaluate(run: RunName = "last", store: Store = RUNS) -> None:
+def evaluate(run: opt.RunName = "last", store: opt.Store = opt.RUNS) -> None:
     """Evaluate the policy of a grpo stage after its current step."""
     print_text(_client(find(run, store)).evaluate())
 
 
 @app.command()
-def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
+def status(
+    run: opt.RunName = "last", store: opt.Store = opt.RUNS, as_json: opt.Json = False
+) -> None:
     """Show the state and progress of a run."""
     from forge.commands.status import load_status
 
@@ -267,7 +255,7 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
 
 @app.command()
 def logs(
-    run: RunName = "last",
+    run: opt.RunName = "last",
     process: Annotated[
         str | None, typer.Argument(help="Process: serve-0, judge-1, trainer, ...; absent: all.")
     ] = None,
@@ -285,7 +273,7 @@ def logs(
         str | None,
         typer.Option("--grep", metavar="REGEX", help="Show matching lines only, ignoring case."),
     ] = None,
-    store: Store = RUNS,
+    store: opt.Store = opt.RUNS,
 ) -> None:
     """Show the last lines of the logs of a run's processes."""
     from forge.views.logs import parse_filter, read_logs
