@@ -21,31 +21,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from forge.errors import MachineError
-from forge.install.builds import (
-    LINK_ARGS,
-    TORCH_INDEX,
-    LlamaChoice,
-    TorchChoice,
-    choose_llama,
-    choose_torch,
-    detect_accelerator,
-    is_reachable,
-    read_rocm_version,
-)
-from forge.install.project import (
-    Project,
-    Stamp,
-    drop_triton,
-    find_damaged,
-    find_python,
-    find_version,
-    fingerprint,
-    is_done,
-    load_project,
-    pin_torch,
-    read_stamp,
-    write_stamp,
-)
+from forge.install import builds
+from forge.install import project as packages
 
 GIB = 1 << 30
 VENV_BYTES = {"cpu": 5 * GIB, "cuda": 14 * GIB, "rocm": 22 * GIB}
@@ -62,34 +39,36 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
     choices. `PYTHON` means that the user asked for this interpreter (make exports its command
     line); without it an existing environment keeps its own."""
     venv = root / ".venv"
-    project = load_project(root)
-    wanted = fingerprint(project, root, env)
+    project = packages.load_project(root)
+    wanted = packages.fingerprint(project, root, env)
     asked = env.get("TORCH") or None
     asked_llama = env.get("LLAMA") or None
     python = "python{}.{}".format(*sys.version_info[:2]) if env.get("PYTHON") else None
-    if is_done(venv, root=root, wanted=wanted, torch=asked, python=python, llama=asked_llama):
+    if packages.is_done(
+        venv, root=root, wanted=wanted, torch=asked, python=python, llama=asked_llama
+    ):
         return
-    last = read_stamp(venv)
-    name = asked or (last.torch if last else detect_accelerator(env))
-    llama = choose_llama(asked_llama or (last.llama if last else "cpu"), env)
+    last = packages.read_stamp(venv)
+    name = asked or (last.torch if last else builds.detect_accelerator(env))
+    llama = builds.choose_llama(asked_llama or (last.llama if last else "cpu"), env)
     is_installed = (venv / "bin" / "forge").exists()
     need_bytes = REPAIR_BYTES if is_installed else VENV_BYTES.get(name, VENV_BYTES["cpu"])
     if faults := find_faults(root, env, need_bytes=need_bytes):
         raise MachineError("\n".join(faults))
-    choice = choose_torch(
+    choice = builds.choose_torch(
         name,
         tested=project.torch,
-        rocm=read_rocm_version(),
-        is_cpu_index_up=name == "cpu" and is_reachable(TORCH_INDEX + "cpu/torch/"),
+        rocm=builds.read_rocm_version(),
+        is_cpu_index_up=name == "cpu" and builds.is_reachable(builds.TORCH_INDEX + "cpu/torch/"),
     )
     installer = Installer(root, project, env)
     is_moved = last is not None and last.root != str(root)
-    installer.make_venv(is_unfit=is_moved or python not in (None, find_python(venv)))
+    installer.make_venv(is_unfit=is_moved or python not in (None, packages.find_python(venv)))
     installer.install_torch(choice, is_other=last is not None and last.torch != name)
     installer.install_rest(llama)
     installer.compile_bytecode()
-    stamp = Stamp(fingerprint=wanted, torch=name, root=str(root), llama=llama.name)
-    write_stamp(venv, stamp)
+    stamp = packages.Stamp(fingerprint=wanted, torch=name, root=str(root), llama=llama.name)
+    packages.write_stamp(venv, stamp)
     sys.stderr.write("setup: done\n")
 
 
@@ -141,7 +120,7 @@ GRACE_S = 5.0
 class Installer:
     """Runs the steps against the `.venv` of one checkout."""
 
-    def __init__(self, root: Path, project: Project, env: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, project: packages.Project, env: Mapping[str, str]) -> None:
         self._root = root
         self._venv = root / ".venv"
         self._python = self._venv / "bin" / "python"
@@ -153,31 +132,32 @@ class Installer:
         with another Python)."""
         if is_unfit or not self._succeeds("import pip"):
             self._create_venv()
-        for info in find_damaged(self._site):
+        for info in packages.find_damaged(self._site):
             shutil.rmtree(info)  # pip then installs it again
         for leftover in self._site.glob("~*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def install_torch(self, choice: TorchChoice, *, is_other: bool) -> None:
+    def install_torch(self, choice: builds.TorchChoice, *, is_other: bool) -> None:
         """Installs torch; `is_other` if another build is installed that could satisfy pip."""
         label = f"2/5 torch ({choice.name})"
         if is_other:
             self._pip(label, "--force-reinstall", "--no-deps", *choice.pip_args)
         self._pip(label, *choice.pip_args)
 
-    def install_rest(self, llama: LlamaChoice) -> None:
+    def install_rest(self, llama: builds.LlamaChoice) -> None:
         """Installs dependencies, llama.cpp, then forge without dependencies: torch is unchanged."""
-        torch = find_version(self._site, "torch")
+        torch = packages.find_version(self._site, "torch")
         if torch is None:
             raise MachineError(
                 "TORCH= must be cpu, cuda, rocm or a requirement that installs torch"
             )
-        triton = find_version(self._site, "triton")
+        triton = packages.find_version(self._site, "triton")
         pinned = self._venv / "constraints.txt"
         pinned.write_text(
-            pin_torch(self._project.constraints, torch=torch, triton=triton), encoding="utf-8"
+            packages.pin_torch(self._project.constraints, torch=torch, triton=triton),
+            encoding="utf-8",
         )
-        wanted = drop_triton(self._project.requirements, torch=torch, triton=triton)
+        wanted = packages.drop_triton(self._project.requirements, torch=torch, triton=triton)
         self._pip("3/5 dependencies", "-c", str(pinned), *wanted)
         self._install_llama(str(pinned), llama)
         self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
@@ -189,7 +169,7 @@ class Installer:
         folders = [str(self._site), str(self._root / "forge"), str(self._root / "tui")]
         self._run("5/5 bytecode", "compileall", "-q", "-j", "0", *folders, is_needed=False)
 
-    def _install_llama(self, pinned: str, choice: LlamaChoice) -> None:
+    def _install_llama(self, pinned: str, choice: builds.LlamaChoice) -> None:
         """Installs the chosen build of llama.cpp.
 
         pip caches wheels by version only, so a build with other arguments neither uses nor fills
@@ -197,7 +177,7 @@ class Installer:
         loads.
         """
         is_plain = choice.name == "cpu" and not self._env.get("CMAKE_ARGS")
-        ldflags = " ".join(filter(None, (LINK_ARGS, self._env.get("LDFLAGS"))))
+        ldflags = " ".join(filter(None, (builds.LINK_ARGS, self._env.get("LDFLAGS"))))
         by = f"CMAKE_ARGS={choice.cmake_args}\nLDFLAGS={ldflags}\n"
         args_file = self._venv / "llama-cmake-args"
         made_by = args_file.read_text(encoding="utf-8") if args_file.exists() else None
@@ -225,11 +205,13 @@ class Installer:
             )
         args_file.write_text(by, encoding="utf-8")
 
-    def _has_llama(self, choice: LlamaChoice) -> bool:
+    def _has_llama(self, choice: builds.LlamaChoice) -> bool:
         """True if the wanted version and build is installed and loads."""
         wanted = self._project.llama.partition("==")[2]
         library = self._site / "llama_cpp" / "lib" / choice.library
-        is_there = find_version(self._site, "llama-cpp-python") == wanted and library.exists()
+        is_there = (
+            packages.find_version(self._site, "llama-cpp-python") == wanted and library.exists()
+        )
         return is_there and self._succeeds(LLAMA_PROBE)
 
     @property
