@@ -39,14 +39,14 @@ def from_run(
     as_json: opt.Json = False,
 ) -> None:
     """Write a run's correct answers as SFT rows: [data] source = "file", format = "messages"."""
-    from forge.commands.rows_from_run import write_rows
+    from forge.commands.rows_from_run import describe, write_rows
     from forge.runner.prepare.own_answers import AnswerFilter
     from forge.store.reader import open_run
 
     wanted = as_request(AnswerFilter, locals())
     with open_run(find(run, store)) as reader:
         written = write_rows(reader, wanted, out=out)
-    print_json(written.to_json()) if as_json else print_text(written.describe())
+    print_json(written) if as_json else print_text(describe(written))
 
 
 @data_app.command("prompt")

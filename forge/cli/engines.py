@@ -130,11 +130,13 @@ def solve(
         EvalRequest, locals(), source=model, budget=None, model_name_option="--model-name"
     )
     request = as_request(search.SolveRequest, locals(), model=asked)
-    solved = search.solve(request, quiet=as_json, wait_s=wait_s)
+    found = search.solve(request, quiet=as_json, wait_s=wait_s)
     if as_json:
-        return print_json(solved.to_json())
-    print_rich(solved.render())
-    print_text(str(solved.kernels or solved.paths.root))
+        return print_json(found)
+    from forge.views.search import render_searches
+
+    print_rich(render_searches(found["problems"]))
+    print_text(found["kernels"] or found["path"])
 
 
 @app.command("eval")

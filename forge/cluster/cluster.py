@@ -24,7 +24,7 @@ import anyio
 import anyio.abc
 
 from forge.cluster.nodes import SURVEY_S
-from forge.cluster.order import Order, Role
+from forge.cluster.order import Order
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.origin import source_digest
 from forge.process.ask import open_client, send
@@ -100,7 +100,7 @@ class Cluster:
 
     @asynccontextmanager
     async def host(
-        self, name: str, *, role: Role, index: int, settings: Mapping[str, Any], num_gpus: int,
+        self, name: str, *, role: str, index: int, settings: Mapping[str, Any], num_gpus: int,
         num_cpus: int, labels: Mapping[str, str], ready_s: float,
         files: Mapping[str, Path] | None = None, shares_gpu: bool = False,
     ) -> AsyncGenerator[Hosted]:  # fmt: skip

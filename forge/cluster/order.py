@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -31,14 +30,6 @@ WORK = "work"
 """Directory of a child's own files, in its host's."""
 
 
-class Role(StrEnum):
-    """Role of a child."""
-
-    JUDGE = "judge"
-    ENGINE = "engine"
-    TRAINER = "trainer"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """One child to start on a node."""
@@ -47,6 +38,7 @@ class Order:
     """Name of the run, for the claim on the node's GPUs."""
     name: str
     role: str
+    """judge of the pool, engine of a replica, or trainer: ranks of one."""
     index: int
     token: str
     """Token of the run, which the child asks for."""
@@ -89,9 +81,7 @@ class Place:
 
 def child_of(order: Order, place: Place) -> ChildSpec:
     """The child of an order on this node. Raises MachineError if the node cannot run it."""
-    spec = {Role.JUDGE: _judge, Role.ENGINE: _engine, Role.TRAINER: _trainer}[Role(order.role)](
-        order, place
-    )
+    spec = {"judge": _judge, "engine": _engine, "trainer": _trainer}[order.role](order, place)
     network = {"host": place.ip, "token": order.token}
     return replace(spec, config={**spec.config, "network": network})
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.cluster.order import Role
 from forge.errors import ChildDied, MachineError, NoRoom
 from forge.evalpool.keeper import READY_TIMEOUT_S, Link, ask_health
 from forge.evalpool.pool import request_timeout_s
@@ -68,7 +67,7 @@ async def _open_judge(
     async with (
         cluster.host(
             name,
-            role=Role.JUDGE,
+            role="judge",
             index=index,
             settings={"table": judge.model_dump(mode="json")},
             num_gpus=int(on_gpu),
@@ -103,7 +102,7 @@ async def _open_engine(
     on_gpu = table.serve_on == "gpu"
     async with cluster.host(
         spec.name,
-        role=Role.ENGINE,
+        role="engine",
         index=int(spec.name.rpartition("-")[2]),
         settings=settings_elsewhere(spec, serve),
         num_gpus=serve.tensor_parallel if on_gpu else 0,
@@ -202,7 +201,7 @@ def _host(
 ) -> AbstractAsyncContextManager[Hosted]:
     return cluster.host(
         f"trainer-{index}",
-        role=Role.TRAINER,
+        role="trainer",
         index=index,
         settings={"job": part.config()},
         num_gpus=len(part.gpus),

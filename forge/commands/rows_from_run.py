@@ -11,13 +11,14 @@ import json
 import os
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, unwritable
 from forge.runner.prepare.own_answers import AnswerFilter, OwnRow, describe_reasons, own_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from forge.store.reader import RunReader
@@ -31,30 +32,19 @@ MAX_CHARACTERS = 10_000_000
 """Maximum length of an existing row that is read before the file is overwritten."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """Numbers of rows written and answers left out."""
-
-    path: str
-    num_rows: int
-    num_problems: int
-    num_mended: int
-    left_out: dict[str, int]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def describe(self) -> str:
-        why = describe_reasons(self.left_out)
-        return (
-            f"{self.path}: {self.num_rows} rows of {self.num_problems} problems, "
-            f"{self.num_mended} of them improve an answer" + (f"; left out {why}" if why else "")
-        )
+def describe(written: Mapping[str, Any]) -> str:
+    """One line about the rows that were written."""
+    why = describe_reasons(written["left_out"])
+    return (
+        f"{written['path']}: {written['num_rows']} rows of {written['num_problems']} problems, "
+        f"{written['num_mended']} of them improve an answer" + (f"; left out {why}" if why else "")
+    )
 
 
-def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written:
-    """Writes the rows, one JSON object a line. Raises ConfigError: a number below 1, no answer to
-    write, or no such path; MachineError: the file cannot be written."""
+def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> dict[str, Any]:
+    """Writes the rows, one JSON object a line; returns their numbers and those of answers left out.
+    Raises ConfigError: a number below 1, no answer to write, or no such path; MachineError: the
+    file cannot be written."""
     _check(wanted, out)
     _check_place(out, run=reader.paths.name)
     left_out: Counter[str] = Counter()
@@ -78,13 +68,10 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
     finally:
         with suppress(OSError):  # its folder may not exist
             spare.unlink(missing_ok=True)
-    return Written(
-        path=str(out),
-        num_rows=num_rows,
-        num_problems=len(problems),
-        num_mended=num_mended,
-        left_out=dict(left_out.most_common()),
-    )
+    return {
+        "path": str(out), "num_rows": num_rows, "num_problems": len(problems),
+        "num_mended": num_mended, "left_out": dict(left_out.most_common()),
+    }  # fmt: skip
 
 
 def _to_json(row: OwnRow, *, run: str) -> dict[str, Any]:

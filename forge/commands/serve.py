@@ -46,16 +46,6 @@ if TYPE_CHECKING:
     from forge.runner.plan.placement import Placement
 
 
-def place_engine(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
-    """Chooses the engine for a model, and places it as `[devices]` asks."""
-    gpus = machine.gpus if experiment.devices.serve else ()
-    serve = experiment.serve
-    model = experiment.model.model_copy(update={"init": None, "path": str(model_dir)})
-    refused = llama_refusal(model, context_tokens=serve.context_tokens)
-    engine, _ = choose_engine(serve, gpus=gpus, installed=machine.engines, no_llama=refused)
-    return place(experiment, machine, engine=engine)
-
-
 WORK_PREFIX = ".serve-"
 """Start of the name of a server's directory next to the runs."""
 TOKEN_VARIABLE = "FORGE_SERVE_TOKEN"
@@ -150,7 +140,13 @@ def _place(found: _ServedModel, machine: Machine) -> Placement:
     experiment = found.experiment
     devices = experiment.devices.model_copy(update={"train": 0, "judge": 0})
     alone = experiment.model_copy(update={"devices": devices, "stage": [EvalStage(kind="eval")]})
-    return place_engine(alone, machine, model_dir=found.weights.full)
+    model = experiment.model.model_copy(update={"init": None, "path": str(found.weights.full)})
+    refused = llama_refusal(model, context_tokens=experiment.serve.context_tokens)
+    gpus = machine.gpus if devices.serve else ()
+    engine, _ = choose_engine(
+        experiment.serve, gpus=gpus, installed=machine.engines, no_llama=refused
+    )
+    return place(alone, machine, engine=engine)
 
 
 async def _serve(

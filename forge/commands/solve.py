@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, count
@@ -29,24 +28,27 @@ import tomli_w
 
 from forge.adapters.subjects import STDIN, read_source
 from forge.commands.kernels import empty_directory, export_kernels
-from forge.commands.suite import EvalRequest, Suite, check_options, experiment_of, find_source
+from forge.commands.suite import (
+    EvalRequest,
+    Suite,
+    check_options,
+    experiment_of,
+    find_source,
+    run_text,
+)
 from forge.config.keys import one_of
 from forge.config.schema import Budget, SearchStage
 from forge.data.harvest.installed import class_problem, with_inputs
 from forge.data.problem_files import find_files
 from forge.data.problems import from_source
 from forge.errors import ConfigError, unwritable
-from forge.runner.run import run_experiment
 from forge.store.layout import PROBLEMS
 from forge.store.reader import open_run
-from forge.views.search import load_curve, load_searches, render_searches
+from forge.views.search import load_curve, load_searches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.table import Table
-
-    from forge.store.layout import RunPaths
 
 CLASS = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
@@ -63,40 +65,21 @@ class SolveRequest:
     out: Path | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solved:
-    """A finished search."""
-
-    paths: RunPaths
-    rows: Sequence[dict[str, Any]]
-    curve: Sequence[dict[str, Any]]
-    kernels: Path | None
-    """Directory of the best kernels; None if no answer was correct."""
-
-    def to_json(self) -> dict[str, Any]:
-        kernels = None if self.kernels is None else str(self.kernels)
-        found = {"run": self.paths.name, "path": str(self.paths.root), "kernels": kernels}
-        return {**found, "problems": list(self.rows), "best_at": list(self.curve)}
-
-    def render(self) -> Table:
-        return render_searches(self.rows)
-
-
-def solve(request: SolveRequest, *, quiet: bool, wait_s: float = 0.0) -> Solved:
-    """Search in a new run, and write the best kernels. Raises ForgeError; "forge resume" continues
-    an interrupted run."""
-    text = solve_experiment(request)
-    with tempfile.TemporaryDirectory(prefix="forge-solve-") as folder:
-        file = Path(folder) / "solve.toml"
-        file.write_text(text, encoding="utf-8")
-        paths = run_experiment(file, overrides=request.model.overrides, quiet=quiet, wait_s=wait_s)
+def solve(request: SolveRequest, *, quiet: bool, wait_s: float = 0.0) -> dict[str, Any]:
+    """Search in a new run, and write the best kernels; returns the output of `--json`. Raises
+    ForgeError; "forge resume" continues an interrupted run."""
+    text, overrides = solve_experiment(request), request.model.overrides
+    paths = run_text(text, name="solve", overrides=overrides, quiet=quiet, wait_s=wait_s)
     with open_run(paths) as reader:
         rows, curve = load_searches(reader), load_curve(reader)
     kernels = None
     if any(row["best"] for row in rows):
         out = request.out or new_directory(f"{paths.name}-kernels")
-        kernels = export_kernels(paths, out=out, license="other").path
-    return Solved(paths=paths, rows=rows, curve=curve, kernels=kernels)
+        kernels = str(export_kernels(paths, out=out, license="other").path)
+    return {
+        "run": paths.name, "path": str(paths.root), "kernels": kernels, "problems": rows,
+        "best_at": curve,
+    }  # fmt: skip
 
 
 def new_directory(name: str) -> Path:

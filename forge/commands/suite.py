@@ -70,11 +70,19 @@ def evaluate_suite(
     """Evaluates the model in a new run; returns the run and its `results.json`. Raises ForgeError;
     an interrupted run can be resumed."""
     text = make_experiment(request)
-    with tempfile.TemporaryDirectory(prefix="forge-eval-") as folder:
-        file = Path(folder) / "eval.toml"
-        file.write_text(text, encoding="utf-8")
-        paths = run_experiment(file, overrides=request.overrides, quiet=quiet, wait_s=wait_s)
+    overrides = request.overrides
+    paths = run_text(text, name="eval", overrides=overrides, quiet=quiet, wait_s=wait_s)
     return paths, json.loads((paths.root / RESULTS).read_text())
+
+
+def run_text(
+    text: str, *, name: str, overrides: Sequence[str], quiet: bool, wait_s: float
+) -> RunPaths:
+    """The run of an experiment that was made. Raises ForgeError."""
+    with tempfile.TemporaryDirectory(prefix=f"forge-{name}-") as folder:
+        file = Path(folder) / f"{name}.toml"
+        file.write_text(text, encoding="utf-8")
+        return run_experiment(file, overrides=overrides, quiet=quiet, wait_s=wait_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from forge.cluster import broker as broker_module
 from forge.cluster import host as host_module
 from forge.cluster.broker import Broker
 from forge.cluster.host import Host
-from forge.cluster.order import Order, Place, Role
+from forge.cluster.order import Order, Place
 from forge.origin import source_digest
 from forge.process.ask import open_url_client, send
 from forge.process.child import ChildSpec
@@ -84,7 +84,7 @@ async def ray(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeRay]:
 
 def request(key: str, *, weights: Path | None = None, **settings: Any) -> dict[str, Any]:
     order = Order(
-        run="r", name=key, role=Role.JUDGE, index=0, token="t", sources=source_digest(),
+        run="r", name=key, role="judge", index=0, token="t", sources=source_digest(),
         num_gpus=0, settings=settings, files={"model_dir": str(weights)} if weights else {},
     )  # fmt: skip
     return {

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from forge.cluster.cluster import MAX_LOST, Cluster, HostLost
-from forge.cluster.order import Role
 from forge.cluster.roles import open_ranks
 from forge.config.schema import ClusterTable, ModelTable, SftStage
 from forge.errors import MachineError, NoRoom
@@ -64,7 +63,7 @@ async def cluster(answers: Answers, tmp_path: Path) -> AsyncIterator[Cluster]:
 
 def judge(cluster: Cluster) -> Any:
     return cluster.host(
-        "judge-0", role=Role.JUDGE, index=0, settings={}, num_gpus=0, num_cpus=1, labels={},
+        "judge-0", role="judge", index=0, settings={}, num_gpus=0, num_cpus=1, labels={},
         ready_s=1.0,
     )  # fmt: skip
 

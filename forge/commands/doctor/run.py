@@ -64,15 +64,6 @@ class NextWork:
     repeated: int
     """Trained steps after the checkpoint, which are trained again."""
 
-    def describe(self) -> str:
-        if not self.step:
-            return f"{self.stage} from its start{self._again()}"
-        return f"{self.stage} after step {self.step} of {self.num_steps}{self._again()}"
-
-    def _again(self) -> str:
-        again = range(self.step + 1, self.step + 1 + self.repeated)
-        return f"; again: {name_steps(again)}" if again else ""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCheckup:
@@ -224,5 +215,11 @@ def _next_work(reader: RunReader, experiment: Experiment, held: HeldRows) -> Nex
 
 
 def _resume(work: NextWork | None) -> Finding:
-    found = "nothing: the run has finished" if work is None else work.describe()
+    if work is None:
+        return Finding(name="a resume does", found="nothing: the run has finished")
+    found = f"{work.stage} from its start"
+    if work.step:
+        found = f"{work.stage} after step {work.step} of {work.num_steps}"
+    if again := range(work.step + 1, work.step + 1 + work.repeated):
+        found = f"{found}; again: {name_steps(again)}"
     return Finding(name="a resume does", found=found)
