@@ -185,11 +185,11 @@ def _judge_again(
         )
     if Path(run).is_file():
         raise ConfigError(f'--run {run}: a file; "forge resume {run}" unpacks the archive of a run')
-    from forge.commands.judge.again import judge_again
+    from forge.commands.judge.again import judge_again, render
 
     report = judge_again(find(run, store), settings, given=list(given))
-    print_json(report.to_json()) if as_json else print_rich(report.render())
-    if report.num_failed:
+    print_json(report) if as_json else print_rich(render(report))
+    if report["num_failed"]:
         raise typer.Exit(3)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,9 @@ GROUP BY own_status, status
 """
 
 
-def judge_again(paths: RunPaths, settings: JudgeSettings, *, given: Sequence[str]) -> AgainReport:
+def judge_again(
+    paths: RunPaths, settings: JudgeSettings, *, given: Sequence[str]
+) -> dict[str, Any]:
     """Judge every stored answer of a run, and report what changed. Raises ConfigError: the run is
     running, or its problems have changed; MachineError: its store is damaged or incomplete, or no
     sandbox works on this machine. `given`: options of `settings` that replace keys of the run's
@@ -232,88 +234,62 @@ def _known(
     return problems[problem_id]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgainReport:
-    """The result of a pass."""
-
-    run: str
-    judging: int
-    protocol: str
-    policy: str
-    device: str
-    counts: Sequence[dict[str, Any]]
-    """`num_turns` by `own_status`, in the run, and `status` now."""
-    changed: Sequence[dict[str, Any]]
-    num_without_code: int
-    """Turns without a candidate, which no pass judges."""
-    num_failed: int
-    """Candidates that the machine prevented from being judged."""
-
-    @property
-    def num_turns(self) -> int:
-        return sum(each["num_turns"] for each in self.counts)
-
-    def to_json(self) -> dict[str, Any]:
-        numbers = {"num_turns": self.num_turns, "num_changed": len(self.changed)}
-        return {**asdict(self), **numbers}
-
-    def render(self) -> RenderableType:
-        head = (
-            f"{self.run}: {self.num_turns} turns judged again (pass {self.judging}: protocol "
-            f"{self.protocol}, policy {self.policy}, on {self.device}); {len(self.changed)} "
-            f"changed; {self.num_without_code} without a candidate"
-        )
-        parts: list[RenderableType] = [Text(printable(head)), Text("")]
-        if self.counts:
-            parts += [self._matrix(), Text("")]
-        if self.changed:
-            parts.append(self._list())
-        if len(self.changed) > MAX_CHANGED:
-            more = len(self.changed) - MAX_CHANGED
-            parts.append(Text(f"{more} more: --json, or forge sql {self.run} (v_judged_again)"))
-        if self.num_failed:
-            words = "the machine could not judge; the same command judges them"
-            parts.append(Text(f"{self.num_failed} candidates that {words}", style="yellow"))
-        return Group(*parts)
-
-    def _matrix(self) -> Table:
-        found = {(each["own_status"], each["status"]): each["num_turns"] for each in self.counts}
-        rows = _in_order({own for own, _ in found})
-        columns = _in_order({now for _, now in found})
-        table = Table("in the run \\ now", *columns, box=None, pad_edge=False)
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for own in rows:
-            cells = [str(found.get((own, now), "")) for now in columns]
-            table.add_row(own, *cells)
-        return table
-
-    def _list(self) -> Table:
-        table = Table("turn", "problem", "in the run", "now", "", box=None, pad_edge=False)
-        table.columns[-1].no_wrap = True
-        for row in self.changed[:MAX_CHANGED]:
-            cells = (
-                row["turn_id"], row["problem_id"], f"{row['own_status']} ({row['own_reason']})",
-                f"{row['status']} ({row['reason']})",
-                " | ".join(row["detail"].split("\n"))[:MAX_DETAIL],
-            )  # fmt: skip
-            table.add_row(*(Text(printable(str(cell))) for cell in cells))
-        return table
+def read_report(reader: RunReader, judging: int, *, num_failed: int) -> dict[str, Any]:
+    """The output of `--json`: a pass; `counts`, turns by their status in the run and now;
+    `changed`, turns whose status changed; turns without a candidate; candidates that the machine
+    failed on."""
+    own = "SELECT protocol, policy, device FROM judgings WHERE judging = ?"
+    about = reader.one(own, (judging,)) or {}
+    counts, changed = reader.rows(_COUNTS, (judging,)), reader.rows(_CHANGED, (judging,))
+    without = reader.value("SELECT count(*) FROM turns WHERE code_id IS NULL")
+    return {
+        "run": reader.paths.name, "judging": judging, **about, "counts": counts,
+        "changed": changed, "num_without_code": without, "num_failed": num_failed,
+        "num_turns": sum(each["num_turns"] for each in counts), "num_changed": len(changed),
+    }  # fmt: skip
 
 
-def read_report(reader: RunReader, judging: int, *, num_failed: int) -> AgainReport:
-    (about,) = reader.rows(
-        "SELECT protocol, policy, device FROM judgings WHERE judging = ?", (judging,)
+def render(report: Mapping[str, Any]) -> RenderableType:
+    """The table of statuses, and the changed turns."""
+    head = (
+        "{run}: {num_turns} turns judged again (pass {judging}: protocol {protocol}, policy "
+        "{policy}, on {device}); {num_changed} changed; {num_without_code} without a candidate"
     )
-    return AgainReport(
-        run=reader.paths.name,
-        judging=judging,
-        **about,
-        counts=reader.rows(_COUNTS, (judging,)),
-        changed=reader.rows(_CHANGED, (judging,)),
-        num_without_code=reader.value("SELECT count(*) FROM turns WHERE code_id IS NULL"),
-        num_failed=num_failed,
-    )
+    parts: list[RenderableType] = [Text(printable(head.format(**report))), Text("")]
+    if report["counts"]:
+        parts += [_matrix(report["counts"]), Text("")]
+    if report["changed"]:
+        parts.append(_list(report["changed"]))
+    if (more := report["num_changed"] - MAX_CHANGED) > 0:
+        parts.append(Text(f"{more} more: --json, or forge sql {report['run']} (v_judged_again)"))
+    if report["num_failed"]:
+        words = "candidates that the machine could not judge; the same command judges them"
+        parts.append(Text(f"{report['num_failed']} {words}", style="yellow"))
+    return Group(*parts)
+
+
+def _matrix(counts: Sequence[Mapping[str, Any]]) -> Table:
+    found = {(each["own_status"], each["status"]): each["num_turns"] for each in counts}
+    columns = _in_order({now for _, now in found})
+    table = Table("in the run \\ now", *columns, box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for own in _in_order({own for own, _ in found}):
+        table.add_row(own, *(str(found.get((own, now), "")) for now in columns))
+    return table
+
+
+def _list(changed: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table("turn", "problem", "in the run", "now", "", box=None, pad_edge=False)
+    table.columns[-1].no_wrap = True
+    for row in changed[:MAX_CHANGED]:
+        cells = (
+            row["turn_id"], row["problem_id"], f"{row['own_status']} ({row['own_reason']})",
+            f"{row['status']} ({row['reason']})",
+            " | ".join(row["detail"].split("\n"))[:MAX_DETAIL],
+        )  # fmt: skip
+        table.add_row(*(Text(printable(str(cell))) for cell in cells))
+    return table
 
 
 def _in_order(names: set[str]) -> list[str]:
