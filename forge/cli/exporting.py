@@ -112,9 +112,10 @@ def export(
         with waiting("export", is_shown=not as_json):
             made = export_model(paths, kind=kind, out=out, step=step, push_to=push)
         if as_json:
-            return print_json(made.to_json())
-        print_text(f"{made.path}: {size(made.num_bytes)}; verified: {made.answer!r}")
-        return print_lines(filter(None, (made.note and f"{made.path}: {made.note}", made.url)))
+            return print_json(made)
+        path, note = made["path"], made.get("note")
+        print_text(f"{path}: {size(made['bytes'])}; verified: {made['answer']!r}")
+        return print_lines(filter(None, (note and f"{path}: {note}", made.get("url"))))
     if form != "parquet":
         raise ConfigError(f"forge export {form}: no such format; there are parquet and model")
     for option in [*kinds, *(["push"] if push else [])]:
@@ -153,5 +154,5 @@ def export_best(
 
     found = export_kernels(find(run, store), out=out, license=license)
     if as_json:
-        return print_json(found.to_json())
-    print_text(f"{found.path}: {len(found.kernels)} kernels")
+        return print_json(found)
+    print_text(f"{found['path']}: {len(found['kernels'])} kernels")

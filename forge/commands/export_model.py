@@ -14,7 +14,6 @@ import importlib.util
 import json
 import shutil
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -64,29 +63,13 @@ class ModelForm(StrEnum):
     GGUF = "gguf"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedModel:
-    """A finished export."""
-
-    path: Path
-    num_bytes: int
-    answer: str
-    url: str = ""
-    note: str = ""
-    """Differences of a program that loads the export from the run."""
-
-    def to_json(self) -> dict[str, Any]:
-        found = {"path": str(self.path), "bytes": self.num_bytes, "answer": self.answer}
-        more = {"url": self.url, "note": self.note}
-        return found | {key: value for key, value in more.items() if value}
-
-
 def export_model(
     paths: RunPaths, *, kind: ModelForm | None, out: Path | None, step: str, push_to: str
-) -> ExportedModel:
-    """Export and verify weights, and push them if asked to. Raises ConfigError: `out` exists, the
-    run has no such weights or no adapter, or the llama engine does not support the architecture;
-    MachineError: a package or the hub cannot be used, or the weights generate nothing.
+) -> dict[str, Any]:
+    """Export and verify weights, and push them if asked to; returns what `--json` prints. Raises
+    ConfigError: `out` exists, the run has no such weights or no adapter, or the llama engine does
+    not support the architecture; MachineError: a package or the hub cannot be used, or the weights
+    generate nothing.
 
     Args:
         kind: None for what was trained: the adapter, or the whole model.
@@ -109,10 +92,9 @@ def export_model(
         (partial / "README.md").write_text(render_card(lineage, name=push_to or out.name))
     url = push(out, push_to) if push_to else ""
     num_bytes = sum(each.stat().st_size for each in out.rglob("*") if each.is_file())
-    return ExportedModel(
-        path=out, num_bytes=num_bytes, answer=verified["answer"], url=url,
-        note=verified.get("note", ""),
-    )  # fmt: skip
+    found = {"path": str(out), "bytes": num_bytes, "answer": verified["answer"]}
+    more = {"url": url, "note": verified.get("note", "")}
+    return found | {key: value for key, value in more.items() if value}
 
 
 @contextmanager

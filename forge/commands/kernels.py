@@ -48,30 +48,13 @@ _PARENT = "SELECT json_extract(parents, '$[#-1]') FROM groups WHERE group_id = ?
 _COMMIT = "SELECT code_commit FROM attempts ORDER BY attempt DESC LIMIT 1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedKernels:
-    """A written directory."""
-
-    path: Path
-    kernels: Sequence[BestKernel]
-
-    def to_json(self) -> dict[str, Any]:
-        rows = [
-            {
-                "name": each.name,
-                "problem_id": each.verdict["problem_id"],
-                "speedup": each.verdict.get("speedup"),
-            }
-            for each in self.kernels
-        ]
-        return {"path": str(self.path), "kernels": rows}
-
-
-def export_kernels(paths: RunPaths, *, out: Path | None, license: str) -> ExportedKernels:
-    """Write the best kernel of each problem. Raises ConfigError: a directory with content, a run
+def export_kernels(paths: RunPaths, *, out: Path | None, license: str) -> dict[str, Any]:
+    """Write the best kernel of each problem; returns the directory, and name, problem and speed-up
+    of each kernel. Raises ConfigError: a directory with content, a run
     without correct kernels; MachineError: the directory cannot be written. `out`: directory, absent
     or empty; None for `<run>-kernels` in the working directory. `license`: identifier of a licence,
-    as Hugging Face's hub has them."""
+    as Hugging Face's hub has them.
+    """
     if not LICENSE.fullmatch(license):
         raise ConfigError(
             f"--license {license}: an identifier of the hub, such as apache-2.0, mit or other"
@@ -80,7 +63,15 @@ def export_kernels(paths: RunPaths, *, out: Path | None, license: str) -> Export
     with open_run(paths) as reader:
         kernels, origin = load_best(reader), load_origin(reader, license=license)
     _write(kernel_files(kernels, origin), target)
-    return ExportedKernels(path=target, kernels=kernels)
+    rows = [
+        {
+            "name": each.name,
+            "problem_id": each.verdict["problem_id"],
+            "speedup": each.verdict.get("speedup"),
+        }
+        for each in kernels
+    ]
+    return {"path": str(target), "kernels": rows}
 
 
 def empty_directory(out: Path) -> Path:

@@ -75,7 +75,7 @@ def solve(request: SolveRequest, *, quiet: bool, wait_s: float = 0.0) -> dict[st
     kernels = None
     if any(row["best"] for row in rows):
         out = request.out or new_directory(f"{paths.name}-kernels")
-        kernels = str(export_kernels(paths, out=out, license="other").path)
+        kernels = export_kernels(paths, out=out, license="other")["path"]
     return {
         "run": paths.name, "path": str(paths.root), "kernels": kernels, "problems": rows,
         "best_at": curve,

@@ -86,10 +86,11 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "run_child", run_child)
 
 
-def export(run: RunPaths, kind: str, out: Path, **keys: str) -> exporting.ExportedModel:
+def export(run: RunPaths, kind: str, out: Path, **keys: str) -> SimpleNamespace:
     form = exporting.ModelForm(kind) if kind else None
     options = {"step": "", "push_to": "", **keys}
-    return exporting.export_model(run, kind=form, out=out, **options)
+    found = exporting.export_model(run, kind=form, out=out, **options)
+    return SimpleNamespace(**found | {"path": Path(found["path"])})
 
 
 def logits(model_dir: Path, adapter: Path | None = None) -> Any:

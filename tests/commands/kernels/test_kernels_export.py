@@ -74,7 +74,7 @@ def test_each_problem_has_its_best_kernel_with_its_verdict(paths: RunPaths, tmp_
         "README.md", "NOTICE.md",
         *(f"{name}/{kind}" for name in ("k19_relu", "k19_relu_2") for kind in kinds),
     }  # fmt: skip
-    assert [each["speedup"] for each in found.to_json()["kernels"]] == [2.5, None]
+    assert [each["speedup"] for each in found["kernels"]] == [2.5, None]
     first = json.loads(files["k19_relu/verdict.json"])
     assert (first["problem_id"], first["speedup"], first["run"]) == ("level2/19_ReLU", 2.5, "toy-1")
     assert "BLOCK=128" in files["k19_relu/kernel.py"]
