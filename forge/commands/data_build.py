@@ -121,7 +121,13 @@ class _Task:
             log = ResultLog(work / "verdicts.jsonl")
             verdicts = anyio.run(self._judge_all, _kept(texts, choice), len(choice.kept), log)
             log.close()
-            _check_judged(verdicts)
+            lost = [v["reason"] for v in verdicts.values() if v["status"] == Status.INFRA_ERROR]
+            if lost:
+                raise MachineError(
+                    f"{len(lost)} of {len(verdicts)} rows have no verdict, for a fault of the "
+                    f"judges or of the machine ({', '.join(sorted(set(lost)))}); the same command "
+                    "judges these again, and `forge doctor` says whether judges work here"
+                )
             choice.drop_judged(
                 {
                     number: f"{verdict['status']}: {verdict['reason']}"
@@ -293,17 +299,6 @@ def _judged(verdicts: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
             for name in ("device", "harness")
         },
     }
-
-
-def _check_judged(verdicts: Mapping[int, Mapping[str, str]]) -> None:
-    """Raises MachineError where rows have no verdict for a fault of the judges."""
-    reasons = [v["reason"] for v in verdicts.values() if v["status"] == Status.INFRA_ERROR]
-    if reasons:
-        raise MachineError(
-            f"{len(reasons)} of {len(verdicts)} rows have no verdict, for a fault of the judges or "
-            f"of the machine ({', '.join(sorted(set(reasons)))}); the same command judges these "
-            "again, and `forge doctor` says whether judges work here"
-        )
 
 
 async def _judge_one(row: Mapping[str, Any], pool: Pool, log: ResultLog) -> dict[str, str]:

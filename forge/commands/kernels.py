@@ -185,14 +185,12 @@ def kernel_files(kernels: Sequence[BestKernel], origin: Mapping[str, str]) -> di
             f"{each.name}/test_kernel.py": test.render(kernel=each),
         }
         if each.parent is not None:
-            found[f"{each.name}/parent.diff"] = _diff(*each.parent, each)
+            before, own = each.parent, each.verdict["turn_id"]
+            lines = difflib.unified_diff(
+                before[1].splitlines(), each.code.splitlines(), before[0], own, lineterm=""
+            )
+            found[f"{each.name}/parent.diff"] = "\n".join(lines) + "\n"
     return found
-
-
-def _diff(turn_id: str, code: str, kernel: BestKernel) -> str:
-    before, after = code.splitlines(), kernel.code.splitlines()
-    name = kernel.verdict["turn_id"]
-    return "\n".join(difflib.unified_diff(before, after, turn_id, name, lineterm="")) + "\n"
 
 
 def _write(files: Mapping[str, str], target: Path) -> None:

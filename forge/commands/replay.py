@@ -118,7 +118,10 @@ def replay(
         raise ConfigError(
             f"--replay {spec}: found no RUN:STEP; write e.g. --replay quickstart-1:10"
         )
-    _check_out(out, int(step))
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: found a file; a directory, which may be absent")
+    if out is not None and checkpoint_dir(out, int(step)).exists():
+        raise ConfigError(f"--out {out}: found checkpoint-{step} in it; another directory")
     paths = find_run(name, store_dir=store_dir)
     recorded, experiment, start = _read(paths, int(step), stage, overrides)
     with (
@@ -172,15 +175,6 @@ def _read(
         weights = on_model(load_stage_weights(reader)[stage], model)
     start = check_there(weights, whose=f"stage {stage} of {paths.name}")
     return recorded, experiment.model_copy(update={"model": model}), start
-
-
-def _check_out(out: Path | None, step: int) -> None:
-    if out is None:
-        return
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: found a file; a directory, which may be absent")
-    if checkpoint_dir(out, step).exists():
-        raise ConfigError(f"--out {out}: found checkpoint-{step} in it; another directory")
 
 
 def _check_overrides(overrides: Sequence[str], *, stage: int, step: int) -> None:

@@ -524,11 +524,8 @@ def _search(x: Experiment, stage: SearchStage, at: str) -> Rows:
     yield budget.tokens is not None and budget.tokens < longest, f"{at}.budget", text
 
 
-REPLACED = (
-    "compiled", "correct", "own_share", "speedup", "shape", "improvement", "speedup_floor",
-    "speedup_cap", "rejected", "compile_error",
-)  # fmt: skip
-"""Weights that a function replaces. `stop_at_speedup` ends rollouts with any reward."""
+OWN = ("function", "function_per", "function_timeout_s", "stop_at_speedup")
+"""Keys that count beside a function, which replaces all weights."""
 OPTIONS = ("function_per", "function_timeout_s")
 
 
@@ -540,7 +537,7 @@ def check_function(x: Experiment) -> Rows:
             text = f"found {show(getattr(reward, key))} without reward.function; both or none"
             yield _is_set(reward, key), f"reward.{key}", text
         return
-    for key in REPLACED:
+    for key in sorted(type(reward).model_fields.keys() - OWN):
         text = f"found {show(getattr(reward, key))} with reward.function, whose terms are the"
         text = f"{text} whole reward; remove one of them"
         yield _is_set(reward, key), f"reward.{key}", text

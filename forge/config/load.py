@@ -65,7 +65,13 @@ def load_experiment(
         mistakes += _numbered(experiment, sources.values)
         experiment, keys = experiment.unrolled()
         known = {mistake.path for mistake in mistakes}
-        found = [_in_file(mistake, keys) for mistake in check(experiment, is_here=is_here)]
+        found: list[Mistake] = []
+        for mistake in check(experiment, is_here=is_here):
+            match mistake.path:  # the stages of rounds are once in the file
+                case ("stage", int(index), *rest):
+                    found.append(replace(mistake, path=(*keys[index], *rest)))
+                case _:
+                    found.append(mistake)
         mistakes += [each for each in dict.fromkeys(found) if each.path not in known]
     return _whole(experiment, mistakes, sources)
 
@@ -113,15 +119,6 @@ def _numbered(experiment: Experiment, values: TomlTable) -> Iterator[Mistake]:
             if stage.round is not None:
                 text = f"found {stage.round}; the stages of a [[round]] get their number themselves"
                 yield Mistake(path=(*place, index, "round"), text=text)
-
-
-def _in_file(mistake: Mistake, keys: Sequence[KeyPath]) -> Mistake:
-    """The mistake with the key in the file of a stage, which has the stages of rounds once."""
-    match mistake.path:
-        case ("stage", int(index), *rest):
-            return replace(mistake, path=(*keys[index], *rest))
-        case _:
-            return mistake
 
 
 def _whole(value: File | None, mistakes: list[Mistake], sources: Sources) -> File:

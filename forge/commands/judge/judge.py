@@ -220,7 +220,11 @@ def read_jobs(request: JudgingRequest) -> tuple[list[JudgeJob], dict[str, str]]:
         raise ConfigError(
             f"{asked}: {what}; a candidate on stdin needs one problem file, or --problem"
         )
-    paths = _candidates(root) if root is not None else {"stdin": None}
+    paths: dict[str, Path | None] = {"stdin": None} if root is None else {root.name: root}
+    if root is not None and root.is_dir():
+        paths = {p.relative_to(root).as_posix(): p for p in find_files(root, include=())}
+        if not paths:
+            raise ConfigError(f"{root}: no *.py in it; expected a directory of candidates")
     answered = KnownProblems(asked, chosen=request.chosen, format=request.format)
     judged: list[JudgeJob] = []
     skipped: dict[str, str] = {}
@@ -256,15 +260,6 @@ def require_path(path: Path) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(f"{str(path)[:MAX_NAME]}: {reason}") from error
-
-
-def _candidates(root: Path) -> dict[str, Path | None]:
-    if not root.is_dir():
-        return {root.name: root}
-    paths = find_files(root, include=())
-    if not paths:
-        raise ConfigError(f"{root}: no *.py in it; expected a directory of candidates")
-    return {path.relative_to(root).as_posix(): path for path in paths}
 
 
 _ASSIGNMENT = re.compile(r"\s*(?:([^=]+):)?\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
