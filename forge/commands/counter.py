@@ -7,21 +7,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 import anyio
 
 PLAIN_EVERY_S = 30.0
 
 
-class Advance(Protocol):
-    """Counts one item as done."""
-
-    def __call__(self, outcome: str = "") -> None:
-        """Outcomes are counted by their names, which are shown behind the label."""
-        ...
+Advance = Callable[..., None]
+"""Counts one item as done; outcomes are counted by their names, and shown after the label."""
 
 
 @asynccontextmanager

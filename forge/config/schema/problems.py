@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,10 +19,6 @@ ConstantsTable = dict[str, Constant | dict[str, Constant]]
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 """Element types of problems."""
-
-
-def _list_of(*names: str) -> str:
-    return f"a list of {', '.join(json.dumps(name) for name in names)}"
 
 
 RowFormat = Literal[
@@ -126,7 +121,8 @@ class ProblemsTable(SourceTable):
     """Tensor sizes of generated problems. small: for judges without a GPU. gpu: large enough for
     100 µs or more on a GPU."""
     dtypes: Annotated[list[Dtype], Field(min_length=1)] = Field(
-        default_factory=lambda: ["fp32"], json_schema_extra={"allowed": _list_of(*get_args(Dtype))}
+        default_factory=lambda: ["fp32"],
+        json_schema_extra={"allowed": 'a list of "fp32", "fp16", "bf16"'},
     )
     """Element types of generated problems: each problem has one of them, at random. None is in half
     precision if the judge's tolerance could not tell its chain of operations from a shorter one: of
