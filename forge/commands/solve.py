@@ -1,17 +1,8 @@
 """`forge solve`: searches for fast kernels of a user's modules, within a budget.
 
 Makes an experiment of the model and the problems, with one search stage, and gives it to the
-supervisor, so that engine, judge, store, monitor and `forge resume` are those of every run. A
-problem is
-
-    X.py            a problem in KernelBench's layout, or one function of tensors; - is stdin
-    DIR             every problem file below it
-    PACKAGE.MODULE:CLASS
-                    a module of an installed package, made self-contained; its arguments are guessed
-
-With --inputs, a file with get_inputs and get_init_inputs, the one problem has those arguments.
-
-The texts of the problems are kept below the store, where a resumed run finds them.
+supervisor, so that engine, judge, store, monitor and `forge resume` are those of every run. The
+texts of the problems are kept below the store, where a resumed run finds them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """`forge eval`: any checkpoint or server on a suite of problems, as a run of one evaluation.
 
 Makes an experiment of the model and the suite, as TOML, and gives it to the supervisor, so that the
-loop, the judge, the store and `forge resume` are those of every run. A suite is one of
-
-    kernelbench-l1 to -l4   a level of a checkout of KernelBench in the working directory
-    DIR                     every problem file below it
-    X.toml                  the held-out problems of an experiment, its judge and prompts
+loop, the judge, the store and `forge resume` are those of every run.
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
 """All checks of this machine: the table of what a run needs of the host, each with its probe,
 limits and fix, and the probes that try what a run will do.
 
-The table has drivers and devices, the container, ulimits and control groups, memory, disk, clock.
 The sandbox that judges can build depends on the container: Docker's defaults forbid what it is made
 of, and each flag that is missing is named. A judge on a GPU needs the strongest level, since CUDA
-does not start without a /proc of its own.
-
-    ├─ imports: here, of each engine in serve.python ─────┐
-    ├─ sandbox                                            ├──▶ findings, by pure functions
-    ├─ a kernel on each free GPU, or on the CPU           │
-    └─ a sum over all GPUs by NCCL ───────────────────────┘
-
-The probes run in parallel, so all takes as long as the slowest.
+does not start without a /proc of its own. The probes run in parallel, so all takes as long as the
+slowest.
 """
 
 from __future__ import annotations

@@ -9,14 +9,6 @@ A file of rows (Parquet, JSON, JSON lines) is a folder of its problems. With a c
 candidates answer it. In a folder, files that cannot be judged are listed and the other files are
 judged; if none can be judged, each is a line of one ConfigError.
 
-`--override` and `--shape` are values for module constants of problem files. A shape is several,
-with commas; `--shape` is repeated for each. `forge problems check` has them too; a run has
-`[problems] overrides`, which has the form of such a file, and `shapes`.
-
-    NAME=VALUE          for every file that has the constant
-    PROBLEM:NAME=VALUE  for one file, by path, name or number
-    @FILE               a TOML file: NAME = VALUE, and a table for each problem
-
 A candidate's text cannot control the terminal: control characters are escaped, and texts are not
 parsed as markup.
 """
