@@ -137,15 +137,10 @@ def _results(reader: RunReader) -> list[str]:
         timed = f"{at_least(best['speedup_low'])} as fast as its baseline"
         speed = "not timed" if best["speedup_low"] is None else timed
         lines.append(f"best kernel: {printable(best['problem_id'])}, {speed} ({best['turn_id']})")
-    name = reader.paths.name
-    lines.append(f"more: forge tui {name}; forge sql --list; {_report(reader.paths)}")
+    name, file = reader.paths.name, reader.paths.root / "report.html"
+    report = printable(str(file)) if file.exists() else f"forge report {name}"
+    lines.append(f"more: forge tui {name}; forge sql --list; {report}")
     return lines
-
-
-def _report(paths: RunPaths) -> str:
-    """Path of the report, or the command that writes it."""
-    file = paths.root / "report.html"
-    return printable(str(file)) if file.exists() else f"forge report {paths.name}"
 
 
 def render(components: Sequence[ComponentStatus]) -> Table:
@@ -153,24 +148,18 @@ def render(components: Sequence[ComponentStatus]) -> Table:
     has_cards = any(one.gpu_use is not None or one.gpu_memory_bytes for one in components)
     names = ["process", "device", "phase", "memory", *(["GPU"] if has_cards else [])]
     names += ["age", "restarts", "reason, or last line"]
-    rows = [[printable(cell) for cell in _cells(one, has_cards)] for one in components]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    for name in names:
-        table.add_column(
-            name, no_wrap=name != names[-1]
-        )  # only the last shrinks in a narrow terminal
-    for one, row in zip(components, rows, strict=True):
-        mark = Text(MARKS[one.health], style=one.health)
-        table.add_row(mark, *(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
+    for name in names:  # only the last shrinks in a narrow terminal
+        table.add_column(name, no_wrap=name != names[-1])
+    for one in components:
+        cells = [one.name, one.device, one.phase, gigabytes(one.memory_bytes)]
+        cells += [f"{share(one.gpu_use)} {gigabytes(one.gpu_memory_bytes)}"] if has_cards else []
+        age = NONE if one.progress_age_s is None else f"{one.progress_age_s:.0f} s"
+        cells += [age, str(one.num_restarts), one.why or one.last_words]
+        shown = (Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in cells)
+        table.add_row(Text(MARKS[one.health], style=one.health), *shown)
     return table
-
-
-def _cells(one: ComponentStatus, has_cards: bool) -> list[str]:
-    cells = [one.name, one.device, one.phase, gigabytes(one.memory_bytes)]
-    cells += [f"{share(one.gpu_use)} {gigabytes(one.gpu_memory_bytes)}"] if has_cards else []
-    age = NONE if one.progress_age_s is None else f"{one.progress_age_s:.0f} s"
-    return [*cells, age, str(one.num_restarts), one.why or one.last_words]
 
 
 def live_line(live: LiveStatus, played: PlayedSteps) -> str:

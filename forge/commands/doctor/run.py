@@ -91,7 +91,12 @@ def examine_run(paths: RunPaths) -> RunCheckup:
     try:
         with open_run(paths) as reader:
             experiment = load_experiment(paths.experiment)
-            findings.append(_disk(paths, experiment))
+            free, least = shutil.disk_usage(paths.root).free, experiment.store.min_free_bytes
+            found = f"{size(free)} free, [store] min_free_bytes is {size(least)}"
+            full = error("disk", found, fix="free some space")
+            findings.append(
+                full if free < least else Finding(name="disk", found=f"{size(free)} free")
+            )
             held = hold_rows(reader, experiment.stage)
             next_work = _next_work(reader, experiment, held)
             findings += [_state(reader), *_rows(reader, held), *_batches(paths)]
@@ -113,14 +118,6 @@ def _directory(paths: RunPaths) -> Finding:
         return Finding(name="directory", found=str(paths.root))
     fix = "a run is resumed where it can be written"
     return error("directory", f"{paths.root}: cannot be written", fix=fix)
-
-
-def _disk(paths: RunPaths, experiment: Experiment) -> Finding:
-    free, least = shutil.disk_usage(paths.root).free, experiment.store.min_free_bytes
-    if free >= least:
-        return Finding(name="disk", found=f"{size(free)} free")
-    found = f"{size(free)} free, [store] min_free_bytes is {size(least)}"
-    return error("disk", found, fix="free some space")
 
 
 def _databases(paths: RunPaths) -> Iterator[Finding]:
