@@ -9,14 +9,13 @@ measured. Constants name their measurement: RESULTS is `bench/RESULTS.md` and it
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import logging
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-
-import numpy as np
 
 from forge.config.schema import (
     Budget,
@@ -278,8 +277,11 @@ def _known(value: T | None) -> T:
 
 def share_of_peak(params: float) -> float:
     """`MFU` between its points by the logarithm of the size, beyond them at their ends."""
-    sizes, shares = np.log(list(MFU)), np.log(list(MFU.values()))
-    return float(np.exp(np.interp(math.log(params), sizes, shares)))
+    for low, high in itertools.pairwise(MFU):
+        if params < high:
+            part = max(0.0, math.log(params / low) / math.log(high / low))
+            return MFU[low] * (MFU[high] / MFU[low]) ** part
+    return max(MFU.values())
 
 
 def _prepare(costs: _Costs) -> tuple[float, str]:
