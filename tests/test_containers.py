@@ -39,12 +39,12 @@ def docker_lines(name: str, command: str) -> list[str]:
     return re.findall(rf"^#   (docker {command} .*)$", text, flags=re.MULTILINE)
 
 
-def test_there_is_one_for_each_vendor() -> None:
+def test_there_is_one_for_each_vendor():
     assert sorted(FILES) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_copied_file_exists_and_setup_has_all_that_it_reads(name: str) -> None:
+def test_every_copied_file_exists_and_setup_has_all_that_it_reads(name):
     copied = [path for rest in of_kind(name, "COPY") for path in rest.split()[:-1]]
     assert [path for path in copied if not (ROOT / path).exists()] == []
     linked = [path for path in (ROOT / "forge").iterdir() if path.is_symlink()]
@@ -53,7 +53,7 @@ def test_every_copied_file_exists_and_setup_has_all_that_it_reads(name: str) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_an_image_copies_is_sent_to_the_build_and_nothing_large_is(name: str) -> None:
+def test_what_an_image_copies_is_sent_to_the_build_and_nothing_large_is(name):
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     copied = {path for rest in of_kind(name, "COPY") for path in rest.split()[:-1]}
     assert not copied & set(ignored)
@@ -61,7 +61,7 @@ def test_what_an_image_copies_is_sent_to_the_build_and_nothing_large_is(name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_installed_packages_are_those_that_setup_asks_for(name: str) -> None:
+def test_the_installed_packages_are_those_that_setup_asks_for(name):
     said = (ROOT / "forge/install/setup.py").read_text().replace("{python}", "python3")
     asked = set(re.findall(r'apt install ([^\s"]+)', said))
     assert len(asked) == 5
@@ -70,7 +70,7 @@ def test_the_installed_packages_are_those_that_setup_asks_for(name: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_docker_runs_with_all_flags_of_the_sandbox(name: str) -> None:
+def test_docker_runs_with_all_flags_of_the_sandbox(name):
     (line,) = docker_lines(name, "run")
     flags = sandbox_flags(DOCKERS_DEFAULTS)
     assert len(flags) == 4
@@ -79,7 +79,7 @@ def test_docker_runs_with_all_flags_of_the_sandbox(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_lines_to_build_it_name_it_and_its_arguments(name: str) -> None:
+def test_the_lines_to_build_it_name_it_and_its_arguments(name):
     lines = docker_lines(name, "build")
     assert len(lines) == 2
     arguments = {rest.partition("=")[0] for rest in of_kind(name, "ARG")}
@@ -90,9 +90,7 @@ def test_the_lines_to_build_it_name_it_and_its_arguments(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_command_and_the_named_recipes_exist(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_command_and_the_named_recipes_exist(name, capsys):
     (entry,), (command,) = of_kind(name, "ENTRYPOINT"), of_kind(name, "CMD")
     assert json.loads(entry) == ["forge"]
     assert run_command([*json.loads(command), "--help"]) == 0
@@ -104,7 +102,7 @@ def test_its_command_and_the_named_recipes_exist(
     assert of_kind(name, "WORKDIR") == ["/opt/forge", "/work"]
 
 
-def test_versions_and_addresses_are_those_of_setup_and_doctor() -> None:
+def test_versions_and_addresses_are_those_of_setup_and_doctor():
     assert f'VLLM="{TESTED_VLLM}.*"' in FILES["cuda"].read_text(encoding="utf-8")
     assert CAPABILITIES.removeprefix("-e ") in " ".join(of_kind("cuda", "ENV"))
     assert "make setup TORCH=cuda" in " ".join(of_kind("cuda", "RUN"))

@@ -68,7 +68,7 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_file_that_a_page_names_exists(name: str) -> None:
+def test_every_file_that_a_page_names_exists(name):
     named = re.findall(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.py|\.md))`", PAGES[name])
     assert named or name not in FIGURES
     absent = [
@@ -82,7 +82,7 @@ def test_every_file_that_a_page_names_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_key_and_view_that_a_page_names_exists(name: str) -> None:
+def test_every_key_and_view_that_a_page_names_exists(name):
     keys = {key.path for key in all_keys()}
     tables = {key.table for key in all_keys() if key.table.isalpha()}
     dotted = re.findall(r"`(\w+\.\w+)(?: = [^`]+)?`", PAGES[name])
@@ -92,11 +92,11 @@ def test_every_key_and_view_that_a_page_names_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), [(n, w) for n, each in FIGURES.items() for w in each])
-def test_the_figures_of_a_page_are_those_of_the_code(name: str, words: str) -> None:
+def test_the_figures_of_a_page_are_those_of_the_code(name, words):
     assert words in " ".join(PAGES[name].split())
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_at_most_two_pages_long_and_says_what_the_reader_gets(name: str) -> None:
+def test_a_page_is_at_most_two_pages_long_and_says_what_the_reader_gets(name):
     assert len(PAGES[name].split()) < 1300
     assert name == "index" or "\n\nYou get: " in PAGES[name]

@@ -373,7 +373,7 @@ def test_every_room_says_what_happens_in_it():
     assert silent == []
 
 
-def test_every_import_is_a_declared_dependency() -> None:
+def test_every_import_is_a_declared_dependency():
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     declared = {line.lower().replace("-", "_") for line in tables["project"]["dependencies"]}
     extras = tables["project"]["optional-dependencies"]

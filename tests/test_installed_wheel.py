@@ -77,9 +77,7 @@ def install(by: str, wheel: Path, into: Path, tools: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["pip", "uv"])
-def test_a_recipe_is_written_and_planned_without_a_checkout(
-    by: str, wheel: Path, tools: Path, tmp_path: Path
-) -> None:
+def test_a_recipe_is_written_and_planned_without_a_checkout(by, wheel, tools, tmp_path):
     install(by, wheel, tmp_path / "venv", tools)
     python, forge = (str(tmp_path / "venv/bin" / name) for name in ("python", "forge"))
     commit = read_origin().commit[:12]
@@ -96,7 +94,7 @@ def test_a_recipe_is_written_and_planned_without_a_checkout(
     assert "No module named 'tui'" in said
 
 
-def test_a_wheel_claims_one_name_and_is_typed(wheel: Path) -> None:
+def test_a_wheel_claims_one_name_and_is_typed(wheel):
     names = names_in(wheel)
     assert {name.partition("/")[0] for name in names} == {"forge"}
     wanted = {
@@ -109,9 +107,7 @@ def test_a_wheel_claims_one_name_and_is_typed(wheel: Path) -> None:
     assert {f"forge/{name}" for name in wanted} <= set(names)
 
 
-def test_a_wheel_of_the_source_distribution_is_the_same(
-    wheel: Path, tools: Path, tmp_path: Path
-) -> None:
+def test_a_wheel_of_the_source_distribution_is_the_same(wheel, tools, tmp_path):
     code, said = run(
         sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path), cwd=ROOT,
         env={"PYTHONPATH": str(tools)},
@@ -168,7 +164,7 @@ def link(names: set[str], site: Path) -> None:
                 (site / top).symlink_to(source)
 
 
-def test_ten_lines_give_a_verdict_from_the_wheel_within_30_s(wheel: Path, tmp_path: Path) -> None:
+def test_ten_lines_give_a_verdict_from_the_wheel_within_30_s(wheel, tmp_path):
     """With the packages of `forge-kernels[judge]` alone: links to those of this environment."""
     clean = tmp_path / "venv"
     venv.create(clean, with_pip=False)

@@ -6,8 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 import forge
 from forge import origin
 from forge.cli import run_command
@@ -28,7 +26,7 @@ def make_repository(root: Path) -> Path:
     return package
 
 
-def test_the_version_has_the_commit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_has_the_commit(capsys):
     assert run_command(["--version"]) == 0
     said = capsys.readouterr().out
     assert re.fullmatch(
@@ -36,7 +34,7 @@ def test_the_version_has_the_commit(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_checkout_knows_its_commit_and_changes_of_it(tmp_path: Path) -> None:
+def test_a_checkout_knows_its_commit_and_changes_of_it(tmp_path):
     package = make_repository(tmp_path)
     found = read_origin(package)
     assert re.fullmatch("[0-9a-f]{40}", found.commit)
@@ -45,9 +43,7 @@ def test_a_checkout_knows_its_commit_and_changes_of_it(tmp_path: Path) -> None:
     assert read_origin(package) == CodeOrigin(commit=found.commit, is_changed=True)
 
 
-def test_an_installed_package_has_the_commit_of_its_build_not_of_the_users_repository(
-    tmp_path: Path,
-) -> None:
+def test_an_installed_package_has_the_commit_of_its_build_not_of_the_users_repository(tmp_path):
     make_repository(tmp_path)
     package = tmp_path / ".venv/lib/python3.11/site-packages/forge"
     package.mkdir(parents=True)
@@ -58,9 +54,7 @@ def test_an_installed_package_has_the_commit_of_its_build_not_of_the_users_repos
     assert str(read_origin(package)) == " (commit 0123456789ab, changed)"
 
 
-def test_a_run_of_an_installed_package_records_the_commit_of_its_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_of_an_installed_package_records_the_commit_of_its_build(tmp_path, monkeypatch):
     (tmp_path / RECORD).write_text(CodeOrigin(commit=COMMIT, is_changed=True).record)
     monkeypatch.setattr(origin, "PACKAGE", tmp_path)
     found = describe_attempt(1, seed=0, gpus=())
@@ -69,9 +63,7 @@ def test_a_run_of_an_installed_package_records_the_commit_of_its_build(
     assert found.versions["forge"] == forge.__version__
 
 
-def test_an_edited_file_of_a_checkout_is_in_the_recorded_diff(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_file_of_a_checkout_is_in_the_recorded_diff(tmp_path, monkeypatch):
     for name in ("forge/runner/x.py", "experiments/x.toml", "README.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("old\n")

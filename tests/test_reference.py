@@ -3,7 +3,6 @@
 import inspect
 import re
 from dataclasses import is_dataclass
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def sections(name: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def test_every_key_is_there_with_type_default_and_description() -> None:
+def test_every_key_is_there_with_type_default_and_description():
     named = {key.path.replace(" ", "."): key for key in all_keys()}
     named |= {f"build.{key.path}": key for key in build_keys()}
     assert len(named) > 240
@@ -53,19 +52,19 @@ def test_every_key_is_there_with_type_default_and_description() -> None:
         assert len(re.split(r"(?<!\\) \| ", row)) == 5, anchor
 
 
-def test_a_key_with_a_unit_in_its_name_has_it_in_the_reference() -> None:
+def test_a_key_with_a_unit_in_its_name_has_it_in_the_reference():
     named = re.compile(r".*(_s|_us|_bytes|_tokens)$")
     numbers = [key for key in all_keys() if named.match(key.name) and "number" in key.type]
     assert len(numbers) > 8
     assert [key.path for key in numbers if not key.unit] == []
 
 
-def test_every_number_has_a_range_or_is_free_by_intention() -> None:
+def test_every_number_has_a_range_or_is_free_by_intention():
     free = {key.path for key in all_keys() if key.type in ("an integer", "a number")}
     assert free == {"reward.compiled", "reward.correct", "reward.speedup"}
 
 
-def test_every_command_and_option_is_there_with_its_meaning() -> None:
+def test_every_command_and_option_is_there_with_its_meaning():
     shown = sections("commands")
     commands = dict(iter_commands(get_command(app), "forge"))
     assert {"forge run", "forge problems check", "forge kernels export"} <= commands.keys()
@@ -78,7 +77,7 @@ def test_every_command_and_option_is_there_with_its_meaning() -> None:
             assert code(written) in shown[name], f"{name} {written}"
 
 
-def test_every_view_and_table_is_there_and_every_column_has_a_meaning() -> None:
+def test_every_view_and_table_is_there_and_every_column_has_a_meaning():
     found = [*relations(), *token_relations()]
     assert {"v_turns", "v_steps", "turns", "tokens"} <= {each.name for each in found}
     shown = sections("store")
@@ -92,7 +91,7 @@ def test_every_view_and_table_is_there_and_every_column_has_a_meaning() -> None:
     assert [each.name for each in found if not each.comment] == []
 
 
-def test_every_meaning_belongs_to_a_column() -> None:
+def test_every_meaning_belongs_to_a_column():
     columns = {each.name: each.columns for each in [*relations(), *token_relations()]}
     own = {(name, word) for name, words in meanings().items() for word in words}
     unused = {
@@ -104,14 +103,14 @@ def test_every_meaning_belongs_to_a_column() -> None:
 
 
 @pytest.mark.parametrize("kind", [Status, Reason, End, Flag])
-def test_every_status_reason_end_and_flag_is_there_with_its_meaning(kind: type[StrEnum]) -> None:
+def test_every_status_reason_end_and_flag_is_there_with_its_meaning(kind):
     for member in kind:
         shown = (code(member), anchored(member, anchor=member))
         assert any(f"| {name} | " in page("verdicts") for name in shown)
         assert meaning_of(member), member
 
 
-def test_every_reason_has_advice_and_statuses_that_fit_its_policy() -> None:
+def test_every_reason_has_advice_and_statuses_that_fit_its_policy():
     assert ADVICE.keys() == set(Reason)
     for reason, advice in ADVICE.items():
         assert advice.statuses, reason
@@ -122,7 +121,7 @@ def test_every_reason_has_advice_and_statuses_that_fit_its_policy() -> None:
         assert causes == scored
 
 
-def test_the_statuses_of_reasons_are_those_that_the_judge_gives() -> None:
+def test_the_statuses_of_reasons_are_those_that_the_judge_gives():
     """In source text: `Status.WRONG, Reason.RACE` or `Status.WRONG, "race"` side by side."""
     given: set[tuple[Status, Reason]] = set()
     for path in (ROOT / "forge/evalpool").rglob("*.py"):
@@ -136,7 +135,7 @@ def test_the_statuses_of_reasons_are_those_that_the_judge_gives() -> None:
     assert [pair for pair in given if pair[0] not in ADVICE[pair[1]].statuses] == []
 
 
-def test_every_route_and_field_of_http_has_a_description() -> None:
+def test_every_route_and_field_of_http_has_a_description():
     found = document()
     shown = sections("http")
     for path, calls in found["paths"].items():
@@ -149,7 +148,7 @@ def test_every_route_and_field_of_http_has_a_description() -> None:
             assert f"| `{field}` |" in shown[name]
 
 
-def test_the_metrics_are_those_that_a_run_records() -> None:
+def test_the_metrics_are_those_that_a_run_records():
     """Names are string constants where metrics are made; idle times have the role as a part."""
     made = re.compile(r'"((?:train|rollout|weights|step)/\w+/\w+)"(?::|\] = )')
     places = ("forge/train/trainer", "forge/runner/stages", "forge/runner/live")
@@ -162,7 +161,7 @@ def test_the_metrics_are_those_that_a_run_records() -> None:
     assert all(f"| `{name}` |" in page("metrics") for name in METRICS)
 
 
-def test_every_body_of_an_openenv_environment_is_described() -> None:
+def test_every_body_of_an_openenv_environment_is_described():
     for model in OPENENV_BODIES:
         for field, described in model.model_json_schema()["properties"].items():
             assert described.get("description"), f"{model.__name__}.{field}"
@@ -170,7 +169,7 @@ def test_every_body_of_an_openenv_environment_is_described() -> None:
     assert "`POST /step`" in sections("http")["OpenEnv"]
 
 
-def test_every_public_name_of_python_has_a_docstring() -> None:
+def test_every_public_name_of_python_has_a_docstring():
     names = dict(iter_documented())
     shown = page("python")
     assert {f"forge.{name}" for name in forge.__all__ if name != "client"} <= names.keys()
@@ -188,18 +187,18 @@ def test_every_public_name_of_python_has_a_docstring() -> None:
     assert bare == []
 
 
-def test_a_signature_shows_defaults_as_they_are_written() -> None:
+def test_a_signature_shows_defaults_as_they_are_written():
     assert "preset: str = 'standard'" in page("python")
     assert "forge.client.Judge(" in page("python")
     assert ") -> None" not in sections("python")["forge.client.Judge"].split("Judge.close")[0]
 
 
-def test_every_exit_code_is_there() -> None:
+def test_every_exit_code_is_there():
     codes = re.findall(r"^\| `(\d+)` \|", page("exit-codes"), re.MULTILINE)
     assert codes == ["0", "2", "3", "4", "5", "70", "130"]
 
 
-def test_no_table_has_an_empty_description() -> None:
+def test_no_table_has_an_empty_description():
     for name in PAGES:
         for line in page(name[10:-3]).splitlines():
             cells = re.split(r"(?<!\\)\|", line)[1:-1]
@@ -210,7 +209,7 @@ def test_no_table_has_an_empty_description() -> None:
                 assert cells[-1].strip() or is_consequence, f"{name}: {line}"
 
 
-def test_pages_are_written_where_the_site_links_to(tmp_path: Path) -> None:
+def test_pages_are_written_where_the_site_links_to(tmp_path):
     """In the sources, which are also read before `make docs`, links go to the rows of the index."""
     write_pages(tmp_path)
     index = on_page_markdown((ROOT / "docs/reference/index.md").read_text(encoding="utf-8"))
@@ -221,7 +220,7 @@ def test_pages_are_written_where_the_site_links_to(tmp_path: Path) -> None:
     assert [name for name in PAGES if f"- {name}" not in nav] == []
 
 
-def test_text_is_shown_as_written() -> None:
+def test_text_is_shown_as_written():
     assert text("a | b *c* `d|e` <f> [g]") == r"a \| b \*c\* <code>d&#124;e</code> &lt;f> \[g]"
     assert text("two\n  lines") == "two lines"
     assert table(("A", "B"), [("1", "2")]) == "| A | B |\n| --- | --- |\n| 1 | 2 |\n"

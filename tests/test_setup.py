@@ -61,9 +61,7 @@ def put_tools(directory: Path, *names: str) -> Path:
         ("make cc c++", 1 << 60, ["setup needs 1073741824.0 GiB"]),
     ],
 )
-def test_each_missing_thing_is_one_line_with_its_fix(
-    tools: str, need_bytes: int, faults: list[str], tmp_path: Path
-) -> None:
+def test_each_missing_thing_is_one_line_with_its_fix(tools, need_bytes, faults, tmp_path):
     env = {"PATH": str(put_tools(tmp_path / "bin", *tools.split()))}
     found = find_faults(tmp_path, env, need_bytes=need_bytes)
     found = [each for each in found if "Python.h" not in each and "TMPDIR" not in each]
@@ -72,7 +70,7 @@ def test_each_missing_thing_is_one_line_with_its_fix(
     assert all("\n" not in each for each in found)
 
 
-def test_no_cxx_compiler_ends_setup_with_exit_3_and_makes_nothing(tmp_path: Path) -> None:
+def test_no_cxx_compiler_ends_setup_with_exit_3_and_makes_nothing(tmp_path):
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "forge/install", checkout / "forge/install")
     for name in (
@@ -98,7 +96,7 @@ def test_no_cxx_compiler_ends_setup_with_exit_3_and_makes_nothing(tmp_path: Path
     assert not (checkout / ".venv").exists()
 
 
-def test_a_compiler_named_by_the_environment_is_used(tmp_path: Path) -> None:
+def test_a_compiler_named_by_the_environment_is_used(tmp_path):
     tools = put_tools(tmp_path / "bin", "make", "cc", "c++")
     env = {"PATH": str(tools), "CC": "cc -O2", "CXX": "no-such-compiler"}
     found = "\n".join(find_faults(tmp_path, env, need_bytes=0))
@@ -106,26 +104,26 @@ def test_a_compiler_named_by_the_environment_is_used(tmp_path: Path) -> None:
     assert "no C compiler" not in found
 
 
-def test_other_systems_and_old_pythons_are_refused_at_once() -> None:
+def test_other_systems_and_old_pythons_are_refused_at_once():
     assert find_unsupported("darwin", (3, 12)) == "forge runs on Linux only; this is darwin"
     assert "PYTHON=python3.11" in (find_unsupported("linux", (3, 9)) or "")
     assert find_unsupported("linux", (3, 14)) is None
 
 
-def test_the_minimum_python_is_the_same_everywhere() -> None:
+def test_the_minimum_python_is_the_same_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">={}.{}".format(*PYTHON_AT_LEAST)
     assert engines.PYTHON_AT_LEAST == PYTHON_AT_LEAST
 
 
-def test_the_entry_point_of_setup_loads_under_an_old_python() -> None:
+def test_the_entry_point_of_setup_loads_under_an_old_python():
     for name in ("__init__.py", "version.py", "install/__init__.py", "install/__main__.py"):
         source = (ROOT / "forge" / name).read_text(encoding="utf-8")
         ast.parse(source, feature_version=(3, 6))
         assert "import annotations" not in source, "Python 3.6 does not know it"
 
 
-def test_the_index_of_cpu_wheels_is_used_only_if_it_answers() -> None:
+def test_the_index_of_cpu_wheels_is_used_only_if_it_answers():
     def args(name: str, is_up: bool) -> tuple[str, ...]:
         return choose_torch(
             name, tested="torch==2.13.0", rocm="7.0", is_cpu_index_up=is_up
@@ -138,7 +136,7 @@ def test_the_index_of_cpu_wheels_is_used_only_if_it_answers() -> None:
     assert args("torch==2.12 --pre", True) == ("torch==2.12", "--pre")
 
 
-def test_rocm_without_a_version_is_an_error_with_advice(tmp_path: Path) -> None:
+def test_rocm_without_a_version_is_an_error_with_advice(tmp_path):
     info = tmp_path / "version"
     info.write_text("7.0.2-56\n")
     assert read_rocm_version(info) == "7.0"
@@ -147,7 +145,7 @@ def test_rocm_without_a_version_is_an_error_with_advice(tmp_path: Path) -> None:
         choose_torch("rocm", tested="torch==2.13.0", rocm=None, is_cpu_index_up=False)
 
 
-def test_a_gpu_that_nvidia_smi_lists_means_cuda(tmp_path: Path) -> None:
+def test_a_gpu_that_nvidia_smi_lists_means_cuda(tmp_path):
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-1)'\n")
     smi.chmod(0o755)
@@ -156,11 +154,11 @@ def test_a_gpu_that_nvidia_smi_lists_means_cuda(tmp_path: Path) -> None:
     assert detect_accelerator({"PATH": str(tmp_path)}) != "cuda"
 
 
-def test_an_unreachable_index_costs_little_time() -> None:
+def test_an_unreachable_index_costs_little_time():
     assert not is_reachable("http://127.0.0.1:9/", patience_s=1.0)
 
 
-def test_torch_is_pinned_to_the_installed_build() -> None:
+def test_torch_is_pinned_to_the_installed_build():
     tested = "numpy==2.4.6\ntorch==2.13.0\ntriton==3.9.0\n"
     cpu = pin_torch(tested, torch="2.13.0+cpu", triton="3.9.0").splitlines()
     assert cpu == ["numpy==2.4.6", "triton==3.9.0", "torch==2.13.0+cpu"]
@@ -169,14 +167,14 @@ def test_torch_is_pinned_to_the_installed_build() -> None:
     assert "triton" not in pin_torch(tested, torch="2.13.0+rocm7.0", triton=None)
 
 
-def test_pypi_triton_does_not_replace_the_one_of_rocm() -> None:
+def test_pypi_triton_does_not_replace_the_one_of_rocm():
     wanted = ["trl>=1.16", "triton>=3.5; platform_system == 'Linux'"]
     assert drop_triton(wanted, torch="2.13.0+rocm7.0", triton=None) == wanted[:1]
     assert drop_triton(wanted, torch="2.13.0+cpu", triton=None) == wanted
     assert drop_triton(wanted, torch="2.13.0", triton="3.8.1") == wanted
 
 
-def test_an_interrupted_install_is_found_by_its_record(tmp_path: Path) -> None:
+def test_an_interrupted_install_is_found_by_its_record(tmp_path):
     for name, record in {
         "whole": "whole.py,sha256=x,5\nwhole-1.dist-info/RECORD,,\n__pycache__/a.pyc,,\n",
         "cut": "cut.py,sha256=x,5\n",
@@ -192,7 +190,7 @@ def test_an_interrupted_install_is_found_by_its_record(tmp_path: Path) -> None:
     assert damaged == {"absent", "cut", "no_record"}
 
 
-def test_the_stamp_is_valid_until_an_input_changes(tmp_path: Path) -> None:
+def test_the_stamp_is_valid_until_an_input_changes(tmp_path):
     venv = tmp_path / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin/forge").touch()
@@ -221,9 +219,7 @@ def test_the_stamp_is_valid_until_an_input_changes(tmp_path: Path) -> None:
     assert fingerprint(linted, ROOT, {}) == wanted, "it changes no package"
 
 
-def test_a_failed_step_is_named_below_its_own_output(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_step_is_named_below_its_own_output(tmp_path, capfd):
     python = make_tool(tmp_path / ".venv/bin/python", "no matching distribution", code=7)
     (tmp_path / ".venv/lib/python3.11/site-packages").mkdir(parents=True)
     installer = Installer(tmp_path, load_project(ROOT), {})
@@ -239,7 +235,7 @@ def direct_dependencies(project: Project) -> list[str]:
     return [re.split(r"[\[>=;]", line)[0].lower().replace("_", "-") for line in lines]
 
 
-def test_constraints_pin_every_direct_dependency_which_is_declared_once() -> None:
+def test_constraints_pin_every_direct_dependency_which_is_declared_once():
     project = load_project(ROOT)
     names = direct_dependencies(project)
     assert len(names) == len(set(names))
@@ -247,7 +243,7 @@ def test_constraints_pin_every_direct_dependency_which_is_declared_once() -> Non
     assert set(names) <= pinned
 
 
-def test_the_extras_are_those_that_a_missing_module_names() -> None:
+def test_the_extras_are_those_that_a_missing_module_names():
     extras = load_project(ROOT).tables["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
         lines = [line for line in extras[extra] if not line.startswith("forge-kernels[")]
@@ -255,14 +251,14 @@ def test_the_extras_are_those_that_a_missing_module_names() -> None:
         assert names == list(modules)
 
 
-def test_the_judge_extra_needs_nothing_of_a_trainer() -> None:
+def test_the_judge_extra_needs_nothing_of_a_trainer():
     tables = load_project(ROOT).tables["project"]
     lines = [*tables["dependencies"], *tables["optional-dependencies"]["judge"]]
     names = {re.split(r"[\[>=;]", line)[0] for line in lines}
     assert names.isdisjoint({"trl", "textual", "transformers", "datasets", "peft", "tokenizers"})
 
 
-def test_a_package_of_an_extra_that_is_missing_is_one_line() -> None:
+def test_a_package_of_an_extra_that_is_missing_is_one_line():
     error = ModuleNotFoundError("No module named 'textual.app'", name="textual.app")
     ending = ending_of(ExceptionGroup("g", [error]))
     assert (ending.code, ending.message) == (
@@ -271,7 +267,7 @@ def test_a_package_of_an_extra_that_is_missing_is_one_line() -> None:
     assert ending_of(ModuleNotFoundError("no", name="forge.none")).is_bug
 
 
-def test_setup_compiles_forge_for_its_first_command(tmp_path: Path) -> None:
+def test_setup_compiles_forge_for_its_first_command(tmp_path):
     shutil.copytree(ROOT / "forge/install", tmp_path / "forge/install")
     (tmp_path / ".venv/lib/python3.11/site-packages").mkdir(parents=True)
     (tmp_path / ".venv/bin").mkdir()
@@ -299,7 +295,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_cuda_is_built_for_the_gpus_of_this_machine(toolkit: Path, tmp_path: Path) -> None:
+def test_cuda_is_built_for_the_gpus_of_this_machine(toolkit, tmp_path):
     make_tool(tmp_path / "bin/nvidia-smi", "9.0", "8.9", "9.0")
     path = f"{toolkit / 'bin'}:{tmp_path / 'bin'}"
     choice = choose_llama("cuda", {"PATH": path})
@@ -311,15 +307,13 @@ def test_cuda_is_built_for_the_gpus_of_this_machine(toolkit: Path, tmp_path: Pat
     assert named.cmake_args == f"{COMMON_ARGS} -DGGML_CUDA=on {given}", "the user's comes last"
 
 
-def test_a_compiler_beside_the_toolkit_is_found_without_being_on_path(
-    toolkit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_beside_the_toolkit_is_found_without_being_on_path(toolkit, monkeypatch):
     monkeypatch.setattr("forge.install.builds.CUDA_HOME", toolkit)
     env = {"PATH": "/nonexistent", "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90"}
     assert choose_llama("cuda", env).path == str(toolkit / "bin")
 
 
-def test_each_missing_thing_of_a_build_is_a_line(toolkit: Path, tmp_path: Path) -> None:
+def test_each_missing_thing_of_a_build_is_a_line(toolkit, tmp_path):
     def said(name: str, **env: str) -> list[str]:
         with pytest.raises(MachineError) as raised:
             choose_llama(name, {"PATH": str(tmp_path / "bin"), **env})
@@ -339,7 +333,7 @@ def test_each_missing_thing_of_a_build_is_a_line(toolkit: Path, tmp_path: Path) 
     assert said("metal") == ["LLAMA=metal: allowed is cpu, cuda, hip, vulkan"]
 
 
-def test_hip_is_built_for_the_gpus_of_this_machine(toolkit: Path, tmp_path: Path) -> None:
+def test_hip_is_built_for_the_gpus_of_this_machine(toolkit, tmp_path):
     make_tool(tmp_path / "bin/hipcc")
     make_tool(tmp_path / "bin/rocm_agent_enumerator", "gfx000", "gfx942", "gfx942")
     choice = choose_llama("hip", {"PATH": str(tmp_path / "bin")})
@@ -386,7 +380,7 @@ def install(root: Path, choice: LlamaChoice, *, builds: bool = True) -> Recorded
     return installer
 
 
-def test_a_gpu_build_uses_no_wheel_cache_and_is_made_once(tmp_path: Path) -> None:
+def test_a_gpu_build_uses_no_wheel_cache_and_is_made_once(tmp_path):
     (plain,) = install(tmp_path, CPU).pips
     assert "--force-reinstall" not in plain
     assert "--no-cache-dir" not in plain
@@ -403,7 +397,7 @@ def test_a_gpu_build_uses_no_wheel_cache_and_is_made_once(tmp_path: Path) -> Non
     assert "--no-cache-dir" not in back
 
 
-def test_the_users_linker_arguments_come_last_and_cause_a_rebuild(tmp_path: Path) -> None:
+def test_the_users_linker_arguments_come_last_and_cause_a_rebuild(tmp_path):
     assert install(tmp_path, CUDA)._env["LDFLAGS"] == LINK_ARGS
     installer = Recorded(tmp_path)
     installer._env["LDFLAGS"] = "-L/x"
@@ -412,7 +406,7 @@ def test_the_users_linker_arguments_come_last_and_cause_a_rebuild(tmp_path: Path
     assert len(installer.pips) == 2
 
 
-def test_a_build_that_lacks_its_gpu_backend_fails(tmp_path: Path) -> None:
+def test_a_build_that_lacks_its_gpu_backend_fails(tmp_path):
     with pytest.raises(MachineError, match=r"built for cuda but does not load here"):
         install(tmp_path, CUDA, builds=False)
     assert len(install(tmp_path, CUDA).pips) == 2, "the next setup builds again"

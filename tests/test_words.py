@@ -67,13 +67,13 @@ def found_idioms(path: Path) -> list[str]:
     return sorted({f"{where}:{line}: {said.splitlines()[0]}" for line, said in headless + idiom})
 
 
-def test_sources_are_in_plain_english() -> None:
+def test_sources_are_in_plain_english():
     """One test for all files: a test for each costs more time than its reading."""
     assert [line for path in sources() for line in found_idioms(path)] == []
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_documents_are_in_plain_english(name: str) -> None:
+def test_documents_are_in_plain_english(name):
     sections = (ROOT / name).read_text(encoding="utf-8").split("\n## ")
     lines = [line for part in sections if not part.startswith("Words") for line in part.split("\n")]
     assert [line for line in lines if IDIOM.search(line)] == []
@@ -82,7 +82,7 @@ def test_documents_are_in_plain_english(name: str) -> None:
 @pytest.mark.parametrize(
     "bad", ['"""What a run is told."""', "x = 1  # whom it serves", 'f"{n} others each time"']
 )
-def test_the_idiom_is_recognised(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_idiom_is_recognised(bad, tmp_path, monkeypatch):
     monkeypatch.setattr("tests.test_words.ROOT", tmp_path)
     path = tmp_path / "x.py"
     path.write_text(f"n = 1\n{bad}\n")

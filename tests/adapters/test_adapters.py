@@ -4,7 +4,6 @@ import asyncio
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +38,7 @@ def scorer(server: ScriptedServer) -> ServedScorer:
     return ServedScorer(server.url, patience_s=1.0)
 
 
-def test_outcomes_come_in_the_order_of_the_answers(scorer: ServedScorer) -> None:
+def test_outcomes_come_in_the_order_of_the_answers(scorer):
     answers = [RIGHT, WRONG, FAULT, HOPELESS, FAST] * 3
     outcomes = scorer.score_all(["p"] * len(answers), answers)
     assert [each.reward for each in outcomes] == [0.8, 0.3, None, None, 1.0] * 3
@@ -49,14 +48,12 @@ def test_outcomes_come_in_the_order_of_the_answers(scorer: ServedScorer) -> None
     assert scorer.score_all([], []) == []
 
 
-def test_a_problem_that_the_server_refuses_is_an_error(scorer: ServedScorer) -> None:
+def test_a_problem_that_the_server_refuses_is_an_error(scorer):
     with pytest.raises(ConfigError, match="no such problem"):
         scorer.score("nonesuch", RIGHT)
 
 
-def test_a_copy_in_another_process_asks_the_same_server(
-    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_in_another_process_asks_the_same_server(server, monkeypatch):
     monkeypatch.setenv("FORGE_JUDGE_URL", server.url)
     monkeypatch.setenv("FORGE_JUDGE_TOKEN", "secret")
     copy = pickle.loads(pickle.dumps(ServedScorer(weights={"correct": 1.0})))
@@ -65,7 +62,7 @@ def test_a_copy_in_another_process_asks_the_same_server(
     assert server.tokens[-1] == "Bearer secret"
 
 
-def test_without_an_address_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_address_there_is_one_line(monkeypatch):
     monkeypatch.delenv("FORGE_JUDGE_URL", raising=False)
     with pytest.raises(ConfigError, match=r"pass url= or set FORGE_JUDGE_URL"):
         ServedScorer()
@@ -80,9 +77,7 @@ def test_without_an_address_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         ([WRONG, FAULT], None),
     ],
 )
-def test_the_reward_of_a_rollout_is_the_return_of_its_first_turn(
-    scorer: ServedScorer, answers: list[str], reward: float | None
-) -> None:
+def test_the_reward_of_a_rollout_is_the_return_of_its_first_turn(scorer, answers, reward):
     attempts = Attempts(scorer=scorer, problem="p")
     for answer in answers:
         assert not attempts.is_over
@@ -91,7 +86,7 @@ def test_the_reward_of_a_rollout_is_the_return_of_its_first_turn(
     assert attempts.is_over == (bool(answers) and answers[-1] != WRONG)
 
 
-def test_a_rollout_goes_on_until_it_is_fast_or_no_turn_is_left(scorer: ServedScorer) -> None:
+def test_a_rollout_goes_on_until_it_is_fast_or_no_turn_is_left(scorer):
     attempts = Attempts(scorer=scorer, problem="p", max_turns=2)
     attempts.answer(WRONG)
     attempts.answer(WRONG)
@@ -101,9 +96,7 @@ def test_a_rollout_goes_on_until_it_is_fast_or_no_turn_is_left(scorer: ServedSco
     assert not fast.is_over  # 2.5 times is not 3
 
 
-def test_trl_gets_none_without_a_verdict_and_the_last_message_of_a_conversation(
-    server: ScriptedServer,
-) -> None:
+def test_trl_gets_none_without_a_verdict_and_the_last_message_of_a_conversation(server):
     logged: dict[str, float] = {}
     reward = kernel_reward(server.url, patience_s=0.1)
     completions: list[Any] = [
@@ -121,7 +114,7 @@ def test_trl_gets_none_without_a_verdict_and_the_last_message_of_a_conversation(
     assert reward.__name__ == "kernel"
 
 
-def test_trl_plays_turns_by_tool_calls(server: ScriptedServer) -> None:
+def test_trl_plays_turns_by_tool_calls(server):
     factory = kernel_environment(server.url, rules={"max_turns": 2}, patience_s=0.1)
     environment = factory()
     assert isinstance(environment, KernelEnvironment)
@@ -141,7 +134,7 @@ def test_trl_plays_turns_by_tool_calls(server: ScriptedServer) -> None:
     assert environment.get_reward() is None
 
 
-def test_rows_have_the_prompt_and_the_source_of_each_problem(tmp_path: Path) -> None:
+def test_rows_have_the_prompt_and_the_source_of_each_problem(tmp_path):
     (tmp_path / "2_b.py").write_text(SOURCE)
     (tmp_path / "10_a.py").write_text(SOURCE)
     rows = kernel_rows(tmp_path)
@@ -155,7 +148,7 @@ def test_rows_have_the_prompt_and_the_source_of_each_problem(tmp_path: Path) -> 
         kernel_rows(tmp_path / "none")
 
 
-def test_verl_gets_a_score_or_an_exception(server: ScriptedServer) -> None:
+def test_verl_gets_a_score_or_an_exception(server):
     def score(answer: str) -> dict[str, float]:
         return asyncio.run(
             verl.compute_score(
@@ -185,7 +178,7 @@ class Sample:
         return self.reward
 
 
-def test_slime_removes_what_has_no_verdict_if_its_groups_are_ours(server: ScriptedServer) -> None:
+def test_slime_removes_what_has_no_verdict_if_its_groups_are_ours(server):
     args = SimpleNamespace(
         rm_url=server.url, custom_reward_post_process_path=slime.POST_PROCESS,
         grpo_std_normalization=False,
@@ -203,7 +196,7 @@ def test_slime_removes_what_has_no_verdict_if_its_groups_are_ours(server: Script
         asyncio.run(slime.compute_score(args, Sample(HOPELESS)))
 
 
-def test_slime_centres_turns_of_unequal_rollouts_in_their_group() -> None:
+def test_slime_centres_turns_of_unequal_rollouts_in_their_group():
     args = SimpleNamespace(grpo_std_normalization=True)
     turns = [[Sample(reward=1.0), Sample(reward=2.0)], [Sample(reward=3.0)]]
     raw, centred = slime.group_rewards(args, turns)

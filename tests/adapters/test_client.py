@@ -29,7 +29,7 @@ def url(pool: TextPool, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def test_a_client_gets_verdicts_rewards_and_health(url: str, tmp_path: Path) -> None:
+def test_a_client_gets_verdicts_rewards_and_health(url, tmp_path):
     (tmp_path / "p.py").write_text(PROBLEM)
     with Judge(url, token="secret") as judge:
         assert judge.judge(PROBLEM, code("wrong")).status == "wrong"
@@ -41,7 +41,7 @@ def test_a_client_gets_verdicts_rewards_and_health(url: str, tmp_path: Path) -> 
         assert judge.problems() == []
 
 
-def test_verdicts_come_in_the_order_of_the_pairs(url: str, pool: TextPool) -> None:
+def test_verdicts_come_in_the_order_of_the_pairs(url, pool):
     pool.delay_s = 0.01
     names = [f"{'wrong' if number % 3 else 'right'} {number}" for number in range(40)]
     with Judge(url, token="secret") as judge:
@@ -52,9 +52,7 @@ def test_verdicts_come_in_the_order_of_the_pairs(url: str, pool: TextPool) -> No
     ]
 
 
-def test_a_fault_is_asked_again_until_there_is_a_verdict(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_asked_again_until_there_is_a_verdict(url, monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     with Judge(url, token="secret") as judge:
@@ -62,7 +60,7 @@ def test_a_fault_is_asked_again_until_there_is_a_verdict(
     assert pauses == [5.0]
 
 
-def test_a_lasting_fault_is_unavailable_and_never_a_verdict(url: str, pool: TextPool) -> None:
+def test_a_lasting_fault_is_unavailable_and_never_a_verdict(url, pool):
     with Judge(url, token="secret", patience_s=1.0) as judge:
         with pytest.raises(Unavailable, match="no answer within 1 s; the last: infra_error: judge"):
             judge.judge(PROBLEM, code("fault"))
@@ -70,7 +68,7 @@ def test_a_lasting_fault_is_unavailable_and_never_a_verdict(url: str, pool: Text
             list(judge.judge_many([(PROBLEM, code("a")), (PROBLEM, code("fault"))]))
 
 
-def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
+def test_a_full_server_is_asked_again(tmp_path):
     pool = TextPool(delay_s=0.2)
     found: list[str] = []
     with serving(pool, tmp_path / "x.sock", max_in_flight=1) as url:
@@ -88,8 +86,8 @@ def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_after_a_restart_of_the_server_one_attempt_fails_however_many_connections_were_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     path, pauses = tmp_path / "x.sock", list[float]()
     with Judge(f"unix:{path}") as judge:
         with serving(TextPool(delay_s=0.2), path):
@@ -101,7 +99,7 @@ def test_after_a_restart_of_the_server_one_attempt_fails_however_many_connection
     assert len(pauses) == 1
 
 
-def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_unavailable(tmp_path):
     with (
         Judge(f"unix:{tmp_path}/none.sock", patience_s=0.5) as judge,
         pytest.raises(Unavailable, match="FileNotFoundError"),
@@ -116,9 +114,7 @@ def test_a_server_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
             judge.health()
 
 
-def test_a_server_that_dies_while_a_client_waits_is_gone_long_before_its_patience_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_that_dies_while_a_client_waits_is_gone_long_before_its_patience_ends(monkeypatch):
     monkeypatch.setattr("forge.client.GONE_S", 0.3)
     server = socket.create_server(("127.0.0.1", 0))
 
@@ -134,7 +130,7 @@ def test_a_server_that_dies_while_a_client_waits_is_gone_long_before_its_patienc
         dying.join()
 
 
-def test_a_refused_request_is_one_line_at_once(url: str, tmp_path: Path) -> None:
+def test_a_refused_request_is_one_line_at_once(url, tmp_path):
     with Judge(url, token="secret") as judge:
         with pytest.raises(ConfigError, match="HTTP 422: problem: 'nowhere' is no source"):
             judge.judge("nowhere", code("a"))
@@ -151,7 +147,7 @@ def test_a_refused_request_is_one_line_at_once(url: str, tmp_path: Path) -> None
         Judge("ftp://x")
 
 
-def test_the_client_needs_the_standard_library_alone() -> None:
+def test_the_client_needs_the_standard_library_alone():
     done = subprocess.run(
         [sys.executable, "-S", "-c", "import forge.client; print(forge.client.Judge)"],
         capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,

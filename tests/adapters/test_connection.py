@@ -49,7 +49,7 @@ def answering(path: Path, *answers: Sequence[bytes]) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_an_answer_that_is_none_is_unavailable(kind: str, tmp_path: Path) -> None:
+def test_an_answer_that_is_none_is_unavailable(kind, tmp_path):
     path = tmp_path / "x.sock"
     parts, message = BROKEN[kind]
     judge = Judge(f"unix:{path}", patience_s=0.1)
@@ -57,7 +57,7 @@ def test_an_answer_that_is_none_is_unavailable(kind: str, tmp_path: Path) -> Non
         judge.problems()
 
 
-def test_a_broken_connection_is_not_used_again(tmp_path: Path) -> None:
+def test_a_broken_connection_is_not_used_again(tmp_path):
     path = tmp_path / "x.sock"
     with (
         answering(path, [PLAIN[:-3]], [PLAIN]) as asked,
@@ -67,7 +67,7 @@ def test_a_broken_connection_is_not_used_again(tmp_path: Path) -> None:
     assert asked == [1, 2]
 
 
-def test_a_url_or_token_that_http_cannot_send_is_refused_without_showing_the_token() -> None:
+def test_a_url_or_token_that_http_cannot_send_is_refused_without_showing_the_token():
     for url in ("http://h:x", "http://a b", "http://[x"):
         with pytest.raises(ConfigError, match="url: found 'http"):
             Judge(url)

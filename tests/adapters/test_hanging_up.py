@@ -71,9 +71,7 @@ async def answer_from(stream: anyio.abc.SocketStream) -> dict[str, Any]:
                 return json.loads(body)
 
 
-async def test_of_64_clients_half_hang_up_and_only_what_runs_is_judged_for_them(
-    tmp_path: Path,
-) -> None:
+async def test_of_64_clients_half_hang_up_and_only_what_runs_is_judged_for_them(tmp_path):
     judges, path = (Held(), Held()), tmp_path / "x.sock"
     async with served(path, *judges, max_in_flight=NUM_CLIENTS) as (pool, app):
 
@@ -109,7 +107,7 @@ async def test_of_64_clients_half_hang_up_and_only_what_runs_is_judged_for_them(
             await stream.aclose()
 
 
-async def test_a_batch_whose_client_hangs_up_leaves_the_queue(tmp_path: Path) -> None:
+async def test_a_batch_whose_client_hangs_up_leaves_the_queue(tmp_path):
     judge, path = Held(), tmp_path / "x.sock"
     async with served(path, judge) as (pool, app):
         stream = await anyio.connect_unix(path)
@@ -124,7 +122,7 @@ async def test_a_batch_whose_client_hangs_up_leaves_the_queue(tmp_path: Path) ->
         assert pool.stats().num_judged == 1
 
 
-async def test_the_server_stops_while_it_judges_for_a_client_that_hung_up(tmp_path: Path) -> None:
+async def test_the_server_stops_while_it_judges_for_a_client_that_hung_up(tmp_path):
     judge, path = Held(), tmp_path / "x.sock"
     with anyio.fail_after(10):
         async with served(path, judge) as (_, app):
@@ -136,7 +134,7 @@ async def test_the_server_stops_while_it_judges_for_a_client_that_hung_up(tmp_pa
             assert app.health()["in_flight"] == 1
 
 
-async def test_the_pool_of_a_run_stops_what_is_cancelled() -> None:
+async def test_the_pool_of_a_run_stops_what_is_cancelled():
     judge = Held()
     async with kept(judge) as pool:
         with anyio.move_on_after(5) as scope:

@@ -39,7 +39,7 @@ async def asking(
         yield client
 
 
-async def test_a_verdict_and_its_reward(tmp_path: Path) -> None:
+async def test_a_verdict_and_its_reward(tmp_path):
     async with asking(tmp_path) as client:
         plain = await client.post("/v1/judge", json=GOOD)
         wanted = {"reward": True, "weights": {"correct": 2.0}}
@@ -55,7 +55,7 @@ async def test_a_verdict_and_its_reward(tmp_path: Path) -> None:
     assert Reward.from_json(scored.json()["reward"]) == found.reward
 
 
-async def test_a_problem_has_its_precision_and_entry_point(tmp_path: Path) -> None:
+async def test_a_problem_has_its_precision_and_entry_point(tmp_path):
     pool = TextPool()
     source = PROBLEM.replace("class Model", "class Net")
     more = {"entry_point": "Net", "precision": "bf16", "timed": False}
@@ -66,7 +66,7 @@ async def test_a_problem_has_its_precision_and_entry_point(tmp_path: Path) -> No
     assert (problem.entry_point, problem.precision, is_timed) == ("Net", "bf16", False)
 
 
-async def test_a_batch_has_its_results_in_order_and_a_fault_is_no_score(tmp_path: Path) -> None:
+async def test_a_batch_has_its_results_in_order_and_a_fault_is_no_score(tmp_path):
     names = ["a", "wrong", "fault", "b"]
     items = [{"problem": PROBLEM, "answer": code(name)} for name in names]
     async with asking(tmp_path) as client:
@@ -83,7 +83,7 @@ async def test_a_batch_has_its_results_in_order_and_a_fault_is_no_score(tmp_path
     assert int(faults.headers["Retry-After"]) > 0
 
 
-async def test_a_fault_of_the_machine_is_503_and_has_no_verdict(tmp_path: Path) -> None:
+async def test_a_fault_of_the_machine_is_503_and_has_no_verdict(tmp_path):
     async with asking(tmp_path) as client:
         body = {**GOOD, "answer": code("fault"), "reward": True}
         response = await client.post("/v1/judge", json=body)
@@ -126,7 +126,7 @@ REFUSED_BATCHES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_a_request_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+async def test_a_request_that_is_none_is_refused_in_one_line(tmp_path):
     pool = TextPool()
     async with asking(tmp_path, pool) as client:
         for path, cases in (("/v1/judge", REFUSED), ("/v1/judge/batch", REFUSED_BATCHES)):
@@ -142,7 +142,7 @@ async def test_a_request_that_is_none_is_refused_in_one_line(tmp_path: Path) -> 
     assert not pool.asked
 
 
-async def test_another_route_or_method_is_one_line(tmp_path: Path) -> None:
+async def test_another_route_or_method_is_one_line(tmp_path):
     async with asking(tmp_path) as client:
         for path, status in (("/v1/judge", 405), ("/v2/judge", 404)):
             response = await client.get(path)
@@ -152,7 +152,7 @@ async def test_another_route_or_method_is_one_line(tmp_path: Path) -> None:
             assert "GET /openapi.json has all routes" in error
 
 
-async def test_a_candidate_may_have_half_a_surrogate_pair(tmp_path: Path) -> None:
+async def test_a_candidate_may_have_half_a_surrogate_pair(tmp_path):
     async with asking(tmp_path) as client:
         content = json.dumps({**GOOD, "answer": RIGHT + "# \ud800"})
         headers = {"Content-Type": "application/json"}
@@ -161,7 +161,7 @@ async def test_a_candidate_may_have_half_a_surrogate_pair(tmp_path: Path) -> Non
     assert response.json()["verdict"]["reason"] == "syntax_error"
 
 
-async def test_problems_are_listed_shown_and_judged_by_name(tmp_path: Path) -> None:
+async def test_problems_are_listed_shown_and_judged_by_name(tmp_path):
     folder = tmp_path / "bench" / "level1"
     folder.mkdir(parents=True)
     (folder / "19_ReLU.py").write_text(PROBLEM)
@@ -183,7 +183,7 @@ async def test_problems_are_listed_shown_and_judged_by_name(tmp_path: Path) -> N
     assert pool.asked[0][0].source == PROBLEM
 
 
-async def test_health_says_how_it_judges(tmp_path: Path) -> None:
+async def test_health_says_how_it_judges(tmp_path):
     pool = TextPool()
     async with asking(tmp_path, pool) as client:
         found = HealthReply.model_validate_json((await client.get("/v1/health")).content)
@@ -194,7 +194,7 @@ async def test_health_says_how_it_judges(tmp_path: Path) -> None:
         assert not response.json()["ok"]
 
 
-async def test_every_route_needs_the_token(tmp_path: Path) -> None:
+async def test_every_route_needs_the_token(tmp_path):
     async with asking(tmp_path, token="secret") as client:
         for path in ("/v1/judge", "/v1/judge/batch", "/v1/problems", "/v1/health", "/openapi.json"):
             method = "POST" if "judge" in path else "GET"
@@ -206,9 +206,7 @@ async def test_every_route_needs_the_token(tmp_path: Path) -> None:
         assert (await client.post("/v1/judge", json=GOOD, headers=headers)).status_code == 200
 
 
-async def test_the_openapi_document_describes_every_route_and_refers_to_what_exists(
-    tmp_path: Path,
-) -> None:
+async def test_the_openapi_document_describes_every_route_and_refers_to_what_exists(tmp_path):
     async with asking(tmp_path) as client:
         text = (await client.get("/openapi.json")).text
     found = json.loads(text)

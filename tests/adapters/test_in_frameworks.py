@@ -94,12 +94,12 @@ def result_of(command: list[str], env: dict[str, str]) -> Any:
     return json.loads(ran.stdout.rpartition("RESULT ")[2])
 
 
-def test_verl_scores_rows(server: ScriptedServer) -> None:
+def test_verl_scores_rows(server):
     python, env = python_of("verl")
     assert result_of([python, "-c", VERL, server.url], env) == [0.8, 0.3, "NoScore"]
 
 
-def test_slime_scores_samples_and_centres_their_group(server: ScriptedServer) -> None:
+def test_slime_scores_samples_and_centres_their_group(server):
     python, env = python_of("slime", os.environ.get("FORGE_SLIME_PATH", ""))
     raw, centred, removed = result_of([python, "-c", SLIME, server.url], env)
     assert raw == [0.8, 0.3, 0.0]
@@ -108,9 +108,7 @@ def test_slime_scores_samples_and_centres_their_group(server: ScriptedServer) ->
 
 
 @pytest.mark.parametrize("model", [pytest.param(WRONG, marks=pytest.mark.frameworks), HOPELESS])
-def test_verifiers_evaluates_episodes_of_two_turns(
-    server: ScriptedServer, tmp_path: Path, model: str
-) -> None:
+def test_verifiers_evaluates_episodes_of_two_turns(server, tmp_path, model):
     python, env = python_of("verifiers", ROOT / "examples")
     (tmp_path / "1_add.py").write_text(SOURCE)
     command = [

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -42,7 +41,7 @@ def pool() -> Iterator[forge.JudgePool]:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_each_kind_of_answer_gets_its_verdict(name: str, pool: forge.JudgePool) -> None:
+def test_each_kind_of_answer_gets_its_verdict(name, pool):
     answer, status, reason = EXPECTED[name]
     verdict = pool.judge(PROBLEM, answer)
     assert (verdict.status, verdict.reason) == (status, reason)
@@ -53,7 +52,7 @@ def test_each_kind_of_answer_gets_its_verdict(name: str, pool: forge.JudgePool) 
     assert forge.Verdict.from_json(json.loads(json.dumps(verdict.to_json()))) == verdict
 
 
-def test_a_verdict_has_the_code_and_every_protocol(pool: forge.JudgePool) -> None:
+def test_a_verdict_has_the_code_and_every_protocol(pool):
     verdict = pool.judge(PROBLEM, ANSWER)
     assert verdict.code == RIGHT
     assert {name: one.correct for name, one in verdict.by_protocol.items()} == {
@@ -66,20 +65,18 @@ def test_a_verdict_has_the_code_and_every_protocol(pool: forge.JudgePool) -> Non
     assert verdict.device == "cpu"
 
 
-def test_verdicts_come_in_the_order_of_the_pairs(pool: forge.JudgePool) -> None:
+def test_verdicts_come_in_the_order_of_the_pairs(pool):
     answers = [numbered(number) for number in range(12)]
     verdicts = list(pool.judge_many((PROBLEM, answer) for answer, _ in answers))
     assert [(one.code, one.status) for one in verdicts] == answers
 
 
-def test_a_pair_that_cannot_be_read_is_reported_before_anything_is_judged(
-    pool: forge.JudgePool,
-) -> None:
+def test_a_pair_that_cannot_be_read_is_reported_before_anything_is_judged(pool):
     with pytest.raises(ConfigError, match=r"problem: nowhere\.py: no such file"):
         pool.judge_many([(PROBLEM, RIGHT), ("nowhere.py", RIGHT)])
 
 
-def test_it_works_inside_a_running_loop_as_in_a_notebook(pool: forge.JudgePool) -> None:
+def test_it_works_inside_a_running_loop_as_in_a_notebook(pool):
     async def cell() -> tuple[str, str]:
         waiting = pool.ajudge(PROBLEM, WRONG)
         return pool.judge(PROBLEM, RIGHT).status, (await waiting).status
@@ -87,7 +84,7 @@ def test_it_works_inside_a_running_loop_as_in_a_notebook(pool: forge.JudgePool) 
     assert asyncio.run(cell()) == ("correct", "wrong")
 
 
-def test_verdicts_that_nobody_takes_hold_up_nothing(pool: forge.JudgePool) -> None:
+def test_verdicts_that_nobody_takes_hold_up_nothing(pool):
     verdicts = pool.judge_many([(PROBLEM, numbered(number)[0]) for number in range(100, 160)])
     next(verdicts)
     del verdicts
@@ -106,9 +103,7 @@ class _Slow(Answering):
         raise AssertionError
 
 
-def test_a_pool_that_closes_ends_what_it_judges_and_takes_no_more(
-    pool: forge.JudgePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_that_closes_ends_what_it_judges_and_takes_no_more(pool, monkeypatch):
     @asynccontextmanager
     async def open_slow(*_: object) -> AsyncGenerator[Answering]:
         async with anyio.create_task_group():  # as `open_pool`, which wraps errors in groups
@@ -160,7 +155,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_an_argument_that_cannot_be_used_is_one_clear_line(name: str) -> None:
+def test_an_argument_that_cannot_be_used_is_one_clear_line(name):
     given, kind, message = MISTAKES[name]
 
     async def cell() -> None:
@@ -180,8 +175,8 @@ def test_an_argument_that_cannot_be_used_is_one_clear_line(name: str) -> None:
     ],
 )
 def test_what_cannot_be_read_is_one_line_before_a_judge_starts(
-    problem: Any, answer: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    problem, answer, message, monkeypatch
+):
     monkeypatch.setattr(pools, "open_answering", None)
     with pytest.raises(ConfigError, match=message) as caught:
         forge.judge(problem, answer, device="cpu")
@@ -206,7 +201,7 @@ print(open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split())
 
 
 @pytest.mark.parametrize("how", ["ajudge", pytest.param("judge", marks=pytest.mark.long)])
-def test_one_call_in_a_loop_imports_no_torch_and_leaves_no_process(how: str) -> None:
+def test_one_call_in_a_loop_imports_no_torch_and_leaves_no_process(how):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how, PROBLEM, CHEAT],
         capture_output=True, text=True, timeout=100, check=True, cwd=ROOT,

@@ -1,7 +1,6 @@
 """`forge.reward`: the same terms as a run's, also for a verdict that came over HTTP."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -36,7 +35,7 @@ def published(verdict: Verdict) -> forge.Verdict:
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 @pytest.mark.parametrize("weights", [{}, WEIGHTS])
-def test_a_reward_equals_that_of_a_run(verdict: Verdict, weights: dict[str, Any]) -> None:
+def test_a_reward_equals_that_of_a_run(verdict, weights):
     reward = forge.reward(published(verdict), weights)
     terms = reward_terms(verdict, RewardTable(**weights))
     assert reward.terms == terms
@@ -45,7 +44,7 @@ def test_a_reward_equals_that_of_a_run(verdict: Verdict, weights: dict[str, Any]
 
 
 @pytest.mark.parametrize("status", [Status.INFRA_ERROR, Status.UNJUDGEABLE])
-def test_a_verdict_that_says_nothing_about_the_answer_has_no_reward(status: Status) -> None:
+def test_a_verdict_that_says_nothing_about_the_answer_has_no_reward(status):
     verdict = published(Verdict(status=status, reason="no_judge", detail=""))
     assert not verdict.scored
     assert verdict.infra == (status is Status.INFRA_ERROR)
@@ -54,6 +53,6 @@ def test_a_verdict_that_says_nothing_about_the_answer_has_no_reward(status: Stat
     assert reward.terms == {}
 
 
-def test_a_weight_that_does_not_exist_is_one_clear_line() -> None:
+def test_a_weight_that_does_not_exist_is_one_clear_line():
     with pytest.raises(ConfigError, match=r"weights\.corect: unknown key; did you mean correct\?"):
         forge.reward(published(CORRECT), {"corect": 1.0})

@@ -21,9 +21,7 @@ def bench(tmp_path: Path) -> Path:
     return tmp_path / "bench"
 
 
-def test_serving_adds_the_public_routes_with_the_problems_of_the_directory(
-    bench: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_serving_adds_the_public_routes_with_the_problems_of_the_directory(bench, monkeypatch):
     given: dict[str, Any] = {}
     monkeypatch.setattr(routes, "serve_pool", lambda table, **more: given.update(more, table=table))
     settings = JudgeSettings(device="cpu", policy="hybrid", workers=1)

@@ -36,20 +36,18 @@ NO_CODE = {
 
 
 @pytest.mark.parametrize("name", CODE)
-def test_the_code_of_an_answer_is_found(name: str) -> None:
+def test_the_code_of_an_answer_is_found(name):
     answer, code = CODE[name]
     assert find_code(answer, entry_point="Model").code == (answer if code is None else code)
 
 
 @pytest.mark.parametrize("name", NO_CODE)
-def test_an_answer_without_code_has_the_reason_of_the_training_loop(name: str) -> None:
+def test_an_answer_without_code_has_the_reason_of_the_training_loop(name):
     answer, reason = NO_CODE[name]
     assert find_code(answer, entry_point="Model").reason is reason
 
 
-def test_a_string_is_never_read_as_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_string_is_never_read_as_a_file(tmp_path, monkeypatch, caplog):
     """A model could name a file with a correct kernel."""
     monkeypatch.chdir(tmp_path)
     Path("best.py").write_text(RIGHT)
@@ -68,7 +66,7 @@ def bench(tmp_path: Path) -> Path:
     return tmp_path / "bench"
 
 
-def test_a_problem_is_a_path_a_source_or_a_name(bench: Path) -> None:
+def test_a_problem_is_a_path_a_source_or_a_name(bench):
     path = bench / "level1" / "19_ReLU.py"
     assert read_problem(path).source == read_problem(str(path)).source == path.read_text()
     assert read_problem(PROBLEM).source == PROBLEM
@@ -81,7 +79,7 @@ def test_a_problem_is_a_path_a_source_or_a_name(bench: Path) -> None:
     assert read_problem(problem) is problem
 
 
-def test_a_problem_that_is_none_is_one_clear_line(bench: Path) -> None:
+def test_a_problem_that_is_none_is_one_clear_line(bench):
     known = known_problems(bench)
     for problem, message in {
         "nowhere.py": "problem: nowhere.py: no such file; a path, the source of a problem",
@@ -101,7 +99,7 @@ def test_a_problem_that_is_none_is_one_clear_line(bench: Path) -> None:
         read_problem("19", known=known)
 
 
-def test_constants_of_a_problem_are_overridden_wherever_it_comes_from(bench: Path) -> None:
+def test_constants_of_a_problem_are_overridden_wherever_it_comes_from(bench):
     source, path = f"N = 2\nM = 3\n{PROBLEM}", bench / "level1" / "19_ReLU.py"
     path.write_text(source)
     known = known_problems(bench)

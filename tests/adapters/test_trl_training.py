@@ -39,7 +39,7 @@ def url() -> Iterator[str]:
         ("turns", "rewards/KernelEnvironment/mean", (RETURN_OF_RIGHT + RETURN_OF_REPAIR) / 2),
     ],
 )
-def test_trl_trains_two_steps(url: str, slot: str, column: str, mean: float) -> None:
+def test_trl_trains_two_steps(url, slot, column, mean):
     child = Path(__file__).with_name("trl_child.py")
     ran = subprocess.run(
         [sys.executable, str(child), url, slot],
@@ -55,7 +55,7 @@ def test_trl_trains_two_steps(url: str, slot: str, column: str, mean: float) -> 
 
 
 @pytest.mark.parametrize("options", [(), ("--turns",)])
-def test_the_example_trains_one_step(url: str, options: tuple[str, ...]) -> None:
+def test_the_example_trains_one_step(url, options):
     ran = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "trl_kernels.py"), url, *options],
         capture_output=True, text=True, check=False, timeout=300, env=ENVIRONMENT,

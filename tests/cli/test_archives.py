@@ -30,7 +30,7 @@ def forge(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, str, 
     return code, said.out, said.err
 
 
-def test_an_archive_is_read_like_its_run(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_is_read_like_its_run(store, capsys):
     run = store / "quickstart-1"
     direct = [forge(capsys, command, run, more) for command, more in READS]
     code, line, _ = forge(capsys, "archive", "quickstart-1", "--store", store)
@@ -54,9 +54,7 @@ def test_an_archive_is_read_like_its_run(store: Path, capsys: pytest.CaptureFixt
     assert list((store.parent / "t").rglob("forge-*")) == []
 
 
-def test_a_moved_run_is_listed_wherever_it_is(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_moved_run_is_listed_wherever_it_is(store, capsys):
     (store / "quickstart-1").rename(store / "best of november")
     (row,) = json.loads(forge(capsys, "runs", "--store", store, "--json")[1])
     assert row["name"] == "best of november"
@@ -69,9 +67,7 @@ def test_a_moved_run_is_listed_wherever_it_is(
     assert (code, said) == (2, f"forge: {store}/none: no such file or directory\n")
 
 
-def test_a_file_that_is_no_archive_is_one_line(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_archive_is_one_line(store, capsys):
     file = store / "x.forge.zip"
     file.write_bytes(b"PK\x03\x04 garbage")
     for command in ("show", "sql", "report", "resume", "logs", "rollouts"):
@@ -83,9 +79,7 @@ def test_a_file_that_is_no_archive_is_one_line(
     assert list((store.parent / "t").rglob("forge-*")) == []
 
 
-def test_an_archive_without_weights_cannot_be_resumed(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_archive_without_weights_cannot_be_resumed(store, capsys):
     to = store.parent / "small.zip"
     assert forge(capsys, "archive", store / "quickstart-1", "--no-weights", "--out", to)[0] == 0
     code, _, said = forge(capsys, "resume", to)

@@ -35,9 +35,7 @@ def complete(words: str, folder: Path) -> list[str]:
         ("forge run ", []),
     ],
 )
-def test_commands_recipes_and_runs_are_offered(
-    words: str, offered: list[str], tmp_path: Path
-) -> None:
+def test_commands_recipes_and_runs_are_offered(words, offered, tmp_path):
     for number in (1, 2):
         run = tmp_path / "runs" / f"quick-{number}"
         run.mkdir(parents=True)

@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_run_of_another_user_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_user_is_named_in_one_line(monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 

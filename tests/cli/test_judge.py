@@ -48,9 +48,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("code", REFUSED)
-def test_a_source_that_no_judge_would_run_needs_no_judge(
-    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_that_no_judge_would_run_needs_no_judge(code, folder, monkeypatch):
     """Otherwise a syntax error is reported after the start of a judge, which takes seconds."""
 
     def open_pool(*given: object, **keys: object) -> None:
@@ -70,7 +68,7 @@ def test_a_source_that_no_judge_would_run_needs_no_judge(
     assert judged.to_json()["isolation"] == "not run"
 
 
-def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -> None:
+def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder):
     """The candidate comes from stdin, within an answer's text."""
     options = ("--json", "--explain", "--no-timing", "--precision", "fp16", "--override", "rows=3")
     text = f"Here:\n```python\n{KERNEL}```\n"
@@ -84,9 +82,7 @@ def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -
     assert verdict.timing is None
 
 
-def test_a_directory_is_judged_into_a_table_and_a_summary(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_is_judged_into_a_table_and_a_summary(folder, monkeypatch, capsys):
     async def judge_all(jobs: list[JudgeJob], *rest: Any) -> list[Verdict]:
         found = {KERNEL: Status.CORRECT, WRONG: Status.WRONG}
         return [Verdict(status=found[job.code], reason="ok", detail="") for job in jobs]
@@ -109,7 +105,7 @@ def test_a_directory_is_judged_into_a_table_and_a_summary(
     assert lines[-1] == "4 candidates: 1 correct, 1 wrong, 1 compile_error, 1 rejected"
 
 
-def test_a_name_finds_the_best_matching_problem_or_none() -> None:
+def test_a_name_finds_the_best_matching_problem_or_none():
     known = ["level1/3_a.py", "level2/3_b.py", "level2/4_c.py", "5_d.py"]
     assert find_problem("level2/3_b.py", known) == "level2/3_b.py"
     assert find_problem("other/3_b.py", known) == "level2/3_b.py"
@@ -152,7 +148,7 @@ def make_folders(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("described")
-def test_a_problem_of_a_folder_has_sizes_of_its_own(folder: Path) -> None:
+def test_a_problem_of_a_folder_has_sizes_of_its_own(folder):
     make_folders(folder)
     sizes = folder / "sizes.toml"
     sizes.write_text('dim = 4\n[3]\nrows = 7\n["problems/13_twice.py"]\nrows = 6')
@@ -170,7 +166,7 @@ def test_a_problem_of_a_folder_has_sizes_of_its_own(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("described")
-def test_files_without_a_problem_are_named_and_the_others_judged(folder: Path) -> None:
+def test_files_without_a_problem_are_named_and_the_others_judged(folder):
     make_folders(folder)
     request = JudgingRequest(problem=folder / "problems", candidate=str(folder / "answers"))
     judged = judging.judge(request, JudgeSettings(device="cpu"))
@@ -190,7 +186,7 @@ def test_files_without_a_problem_are_named_and_the_others_judged(folder: Path) -
 
 
 @pytest.mark.long
-def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Path) -> None:
+def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder):
     answers = {
         "1_empty": ("", "rejected"),
         "2_words": ("nothing but words", "compile_error"),
@@ -258,9 +254,9 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
 def test_what_cannot_be_judged_exits_2_in_one_line(
-    folder: Path, argv: list[str], expected: str, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    folder, argv, expected, capsys,
+    monkeypatch,
+):  # fmt: skip
     (folder / "c.py").write_text(KERNEL)
     (folder / "binary.py").write_bytes(b"x=\xff\x00")
     (folder / "none.py").write_text("class Model: pass\n")
@@ -279,9 +275,7 @@ def test_what_cannot_be_judged_exits_2_in_one_line(
     assert printed.err.count("\n") == 1
 
 
-def test_a_missing_device_is_a_machine_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_device_is_a_machine_error(folder, monkeypatch, capsys):
     monkeypatch.setattr("forge.process.devices.inventory", tuple)
     (folder / "c.py").write_text(KERNEL)
     monkeypatch.chdir(folder)

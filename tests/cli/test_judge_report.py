@@ -53,7 +53,7 @@ def show(
     return out.getvalue()
 
 
-def test_a_timed_verdict_has_times_rates_and_both_distributions() -> None:
+def test_a_timed_verdict_has_times_rates_and_both_distributions():
     shown = show(FAST)
     assert "speed-up 2.00, at least 1.90" in shown
     assert "candidate  100.0 us, interquartile range 1.0 us" in shown
@@ -62,14 +62,14 @@ def test_a_timed_verdict_has_times_rates_and_both_distributions() -> None:
     assert "profile" not in shown
 
 
-def test_a_profile_lists_kernels_largest_first() -> None:
+def test_a_profile_lists_kernels_largest_first():
     shown = show(FAST, is_profiled=True)
     rows = [line.split() for line in shown.splitlines() if " % " in line and "roofline" not in line]
     assert rows[0][:4] == ["relu_kernel", "2", "75.0", "75.0"]
     assert rows[1][0] == "memset␛[31m[red]"
 
 
-def test_each_shape_has_a_line_with_its_times_and_the_mean_is_named() -> None:
+def test_each_shape_has_a_line_with_its_times_and_the_mean_is_named():
     slow = replace(TIMING, speedup=0.5, speedup_low=0.4, baseline_us=50.0)
     shapes = (
         ShapeVerdict(name="N=1", status=Status.CORRECT, timing=TIMING),
@@ -84,7 +84,7 @@ def test_each_shape_has_a_line_with_its_times_and_the_mean_is_named() -> None:
     assert "speed-up 2.00, at least 1.90, geometric mean of 2 shapes" in lines[6]
 
 
-def test_the_failing_line_is_marked_behind_the_name_of_a_shape() -> None:
+def test_the_failing_line_is_marked_behind_the_name_of_a_shape():
     wrong = Verdict(
         status=Status.WRONG, reason="mismatch", detail="shape 2 of 2 (f(N)=3): line 2: b\nno",
         shapes=(ShapeVerdict(name="f(N)=3", status=Status.WRONG),),
@@ -94,7 +94,7 @@ def test_the_failing_line_is_marked_behind_the_name_of_a_shape() -> None:
     assert "f(N)=3  wrong\n" in shown
 
 
-def test_control_characters_and_markup_of_a_candidate_are_escaped() -> None:
+def test_control_characters_and_markup_of_a_candidate_are_escaped():
     code = "x = 1\n[red]raise\x1b[2J\t'\u202e' # \ud800\n"
     detail = "line 2: [red]raise\x1b[2J\n\ud800[bold]"
     shown = show(Verdict(status=Status.WRONG, reason="a\x1b", detail=detail), code=code)
@@ -104,7 +104,7 @@ def test_control_characters_and_markup_of_a_candidate_are_escaped() -> None:
     assert "[bold]" in shown
 
 
-def test_a_failed_machine_differs_from_a_wrong_kernel() -> None:
+def test_a_failed_machine_differs_from_a_wrong_kernel():
     request = JudgingRequest(problem=Path("p.py"), candidate="c.py")
     lost = Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail="")
     wrong = Verdict(status=Status.WRONG, reason="mismatch", detail="")
@@ -125,9 +125,7 @@ def test_a_failed_machine_differs_from_a_wrong_kernel() -> None:
         ("reference_failed", "fails: ValueError: x", "forge problems check says more"),
     ],
 )
-def test_an_unjudgeable_problem_comes_with_advice_that_helps(
-    reason: str, detail: str, advice: str
-) -> None:
+def test_an_unjudgeable_problem_comes_with_advice_that_helps(reason, detail, advice):
     shown = show(Verdict(status=Status.UNJUDGEABLE, reason=reason, detail=detail))
     assert "not a verdict on the candidate: " in shown
     assert advice in shown
@@ -135,7 +133,7 @@ def test_an_unjudgeable_problem_comes_with_advice_that_helps(
     assert "judge it again" not in shown
 
 
-def test_a_table_has_speed_ups_if_a_candidate_was_timed() -> None:
+def test_a_table_has_speed_ups_if_a_candidate_was_timed():
     out = io.StringIO()
     slow = Verdict(status=Status.WRONG, reason="mismatch", detail="line 1: a\n[red]b")
     table = render_verdicts([make_job(), make_job()], [FAST, slow], skipped={})
@@ -146,7 +144,7 @@ def test_a_table_has_speed_ups_if_a_candidate_was_timed() -> None:
     assert shown.splitlines()[-1] == "2 candidates: 1 correct, 1 wrong"
 
 
-def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share() -> None:
+def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share():
     out = io.StringIO()
     other = OtherVerdict(status=Status.REJECTED, reason="torch_work", detail="")
     both = replace(FAST, torch_share=0.6, rules="kernelbench", also={"forge": other})
@@ -164,7 +162,7 @@ def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share() -> No
     assert "own share of the work 40.0 %" in said
 
 
-def test_a_profile_of_a_cpu_has_launches() -> None:
+def test_a_profile_of_a_cpu_has_launches():
     launch = LaunchFacts(
         name="relu\x1b[31m", grid=(4, 1, 1), num_warps=4, num_stages=3, num_bytes=8192,
         num_registers=12, num_spills=0, shared_bytes=0,

@@ -56,9 +56,7 @@ def judge_all(*argv: str, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[
 
 @pytest.mark.long
 @pytest.mark.usefixtures("folder")
-def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_kernel_for_one_size_passes_at_its_own_and_fails_at_others(capsys):
     assert judge_all("p.py", "answers", capsys=capsys)["one_size"]["status"] == "correct"
     shapes = ("--shape", "rows=16", "--shape", "rows=40,width=32")
     verdicts = judge_all("p.py", "answers", *shapes, capsys=capsys)
@@ -82,9 +80,7 @@ UNUSABLE = {
 """Problem to what `get_input_sets` returns, and the words about it."""
 
 
-def test_every_input_set_of_a_file_is_judged_and_unusable_ones_blame_no_candidate(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_input_set_of_a_file_is_judged_and_unusable_ones_blame_no_candidate(folder, capsys):
     for place in ("problems", "given"):
         (folder / place).mkdir()
     (folder / "problems" / "1_sets.py").write_text(PROBLEM + SETS)
@@ -108,9 +104,7 @@ def test_every_input_set_of_a_file_is_judged_and_unusable_ones_blame_no_candidat
 
 @pytest.mark.long
 @pytest.mark.usefixtures("folder")
-def test_a_shape_at_which_a_problem_does_not_run_is_named_by_its_check(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_shape_at_which_a_problem_does_not_run_is_named_by_its_check(capsys):
     argv = ["problems", "check", "p.py", "--device", "cpu", "--shape", "rows=99", "--json"]
     assert cli.run_command(argv) == 2
     (found,) = json.loads(capsys.readouterr().out)["problems"]
@@ -134,9 +128,7 @@ def test_a_shape_at_which_a_problem_does_not_run_is_named_by_its_check(
         (["@empty.toml"], "--shape @empty.toml: found an empty table"),
     ],
 )
-def test_a_shape_that_cannot_be_used_exits_2_in_one_line(
-    folder: Path, items: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shape_that_cannot_be_used_exits_2_in_one_line(folder, items, expected, capsys):
     (folder / "empty.toml").write_text("")
     argv = [part for item in items for part in ("--shape", item)]
     for command in (["judge", "p.py", "c.py"], ["problems", "check", "p.py"]):
@@ -147,7 +139,7 @@ def test_a_shape_that_cannot_be_used_exits_2_in_one_line(
         assert printed.err.count("\n") == 1
 
 
-def test_a_shape_is_a_list_of_assignments_for_all_problems_or_for_one(tmp_path: Path) -> None:
+def test_a_shape_is_a_list_of_assignments_for_all_problems_or_for_one(tmp_path):
     sizes = tmp_path / "sizes.toml"
     sizes.write_text("N = 4\n[3]\nM = 5\n")
     assert parse_shapes([]) == ()

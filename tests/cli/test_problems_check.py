@@ -61,7 +61,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
     return re.sub(r"examined: \d+ of \d+\n", "", done.stderr)
 
 
-def test_usable_problems_exit_0_with_a_table(folder: Path) -> None:
+def test_usable_problems_exit_0_with_a_table(folder):
     (folder / "1_relu.py").write_text(RELU)
     (folder / "2_same.py").write_text(f"{MODEL}        return x * 1{TAIL}")
     done = check("problems", "--override", "batch_size=3", cwd=folder.parent)
@@ -75,7 +75,7 @@ def test_usable_problems_exit_0_with_a_table(folder: Path) -> None:
 
 
 @pytest.mark.long
-def test_each_hostile_file_gets_a_flag_and_the_check_continues(folder: Path) -> None:
+def test_each_hostile_file_gets_a_flag_and_the_check_continues(folder):
     for name, source in HOSTILE.items():
         (folder / name).write_bytes(source if isinstance(source, bytes) else source.encode())
     done = check(str(folder), "--json", cwd=folder.parent)
@@ -94,7 +94,7 @@ def test_each_hostile_file_gets_a_flag_and_the_check_continues(folder: Path) -> 
     assert report["unjudgeable"] == {"does_not_run": 4, "crash": 1, "out_of_memory": 1}
 
 
-def test_the_summary_counts_unjudgeable_problems_by_their_first_unusable_flag() -> None:
+def test_the_summary_counts_unjudgeable_problems_by_their_first_unusable_flag():
     flags = [{}, {Flag.IDENTITY: ""}, {Flag.SLOW: ""}, {Flag.NON_FINITE: "", Flag.CRASH: ""}]
     flags.append({Flag.SLOW: "", Flag.CRASH: ""})
     found = [Examination(problem_id=str(n), flags=each) for n, each in enumerate(flags)]
@@ -115,9 +115,9 @@ def test_the_summary_counts_unjudgeable_problems_by_their_first_unusable_flag() 
     ],
 )
 def test_what_cannot_be_checked_exits_2_in_one_line(
-    folder: Path, argv: list[str], expected: str, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    folder, argv, expected, capsys,
+    monkeypatch,
+):  # fmt: skip
     if argv[0] != "problems":
         (folder / "1_relu.py").write_text(RELU)
     monkeypatch.chdir(folder.parent)
@@ -128,7 +128,7 @@ def test_what_cannot_be_checked_exits_2_in_one_line(
     assert printed.err.count("\n") == 1
 
 
-def test_overrides_take_values_as_toml_and_python_write_them() -> None:
+def test_overrides_take_values_as_toml_and_python_write_them():
     items = ["n=16", "rate = 0.5", "flag=true", "other=False", "mode=max", "text='a b'", "e=1e-5"]
     assert parse_overrides(items).everywhere == {
         "n": 16, "rate": 0.5, "flag": True, "other": False, "mode": "max", "text": "a b", "e": 1e-5,

@@ -106,7 +106,7 @@ async def health_of(opened: Mapping[str, Any]) -> dict[str, Any]:
         return (await send(client, "GET", "/health", server="it", timeout_s=5)).json()
 
 
-async def test_a_child_runs_on_a_node_with_its_label_and_ends_at_stop(ray: FakeRay) -> None:
+async def test_a_child_runs_on_a_node_with_its_label_and_ends_at_stop(ray):
     ray.add("other", cpus=4, role="serve")
     node = ray.add("node", cpus=1, role="judge")
     broker = Broker(ray)
@@ -121,7 +121,7 @@ async def test_a_child_runs_on_a_node_with_its_label_and_ends_at_stop(ray: FakeR
     assert not is_alive(opened["pid"])
 
 
-async def test_a_child_without_room_names_its_needs_and_all_nodes(ray: FakeRay) -> None:
+async def test_a_child_without_room_names_its_needs_and_all_nodes(ray):
     ray.add("node", cpus=1, role="judge")
     broker = Broker(ray)
     await broker.open(request("judge-0"))
@@ -133,7 +133,7 @@ async def test_a_child_without_room_names_its_needs_and_all_nodes(ray: FakeRay) 
     assert "url" in await broker.open(request("judge-1"))
 
 
-async def test_a_lost_node_ends_its_children_and_an_outage_does_not(ray: FakeRay) -> None:
+async def test_a_lost_node_ends_its_children_and_an_outage_does_not(ray):
     node = ray.add("node", cpus=1, role="judge")
     broker = Broker(ray)
     await broker.open(request("judge-0"))
@@ -146,7 +146,7 @@ async def test_a_lost_node_ends_its_children_and_an_outage_does_not(ray: FakeRay
         await broker.news({"id": "judge-0", "offset": 16})
 
 
-async def test_a_child_that_dies_is_reported_with_its_reason(ray: FakeRay) -> None:
+async def test_a_child_that_dies_is_reported_with_its_reason(ray):
     ray.add("node", cpus=1, role="judge")
     broker = Broker(ray)
     opened = await broker.open(request("judge-0"))
@@ -157,7 +157,7 @@ async def test_a_child_that_dies_is_reported_with_its_reason(ray: FakeRay) -> No
     assert "killed by signal 9" in news["ended"]
 
 
-async def test_a_child_that_does_not_start_is_an_error_with_its_log(ray: FakeRay) -> None:
+async def test_a_child_that_does_not_start_is_an_error_with_its_log(ray):
     node = ray.add("node", cpus=1, role="judge")
     found = await Broker(ray).open(request("judge-0", fails=True))
     assert found["kind"] == "ChildDied"
@@ -165,7 +165,7 @@ async def test_a_child_that_does_not_start_is_an_error_with_its_log(ray: FakeRay
     assert node.actors[0].is_killed
 
 
-async def test_a_node_with_other_sources_is_refused(ray: FakeRay) -> None:
+async def test_a_node_with_other_sources_is_refused(ray):
     ray.add("node", cpus=1, role="judge")
     body = request("judge-0")
     body["order"]["sources"] = "0" * 12
@@ -174,9 +174,7 @@ async def test_a_node_with_other_sources_is_refused(ray: FakeRay) -> None:
     assert "node 127.0.0.1 has other sources of forge" in found["error"]
 
 
-async def test_weights_are_put_once_and_brought_to_each_engine(
-    ray: FakeRay, tmp_path: Path
-) -> None:
+async def test_weights_are_put_once_and_brought_to_each_engine(ray, tmp_path):
     ray.add("node", cpus=2, role="judge")
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -190,7 +188,7 @@ async def test_weights_are_put_once_and_brought_to_each_engine(
     assert (Path(brought["path"]) / "model.bin").read_text() == "second"
 
 
-async def test_the_survey_reports_every_node(ray: FakeRay) -> None:
+async def test_the_survey_reports_every_node(ray):
     ray.add("node", cpus=1, role="judge")
     needs = {"packages": ["httpx", "no-such-package"], "paths": ["/", "/no/such/path"]}
     found = (await Broker(ray).survey(needs))["nodes"]
@@ -210,7 +208,7 @@ def may_raise_priority() -> bool:
     return bool(int(found[1], 16) >> SYS_NICE & 1)
 
 
-def test_a_host_takes_the_priority_and_the_oom_score_of_what_started_it() -> None:
+def test_a_host_takes_the_priority_and_the_oom_score_of_what_started_it():
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     score = int(Path("/proc/self/oom_score_adj").read_text())
     done = subprocess.run(

@@ -45,7 +45,7 @@ def faults(experiment: Experiment, *nodes: dict[str, Any]) -> list[Finding]:
     return [each for each in found if each.severity is not Severity.OK]
 
 
-def test_nodes_without_a_fault_say_what_was_compared(experiment: Experiment) -> None:
+def test_nodes_without_a_fault_say_what_was_compared(experiment):
     found = find_all(experiment, [facts(0), facts(1), facts(2, role="serve")])
     assert can_run(found)
     assert {each.severity for each in found} == {Severity.OK}
@@ -74,9 +74,7 @@ def test_nodes_without_a_fault_say_what_was_compared(experiment: Experiment) -> 
         ({"error": "its host is gone: x"}, "error", "its host is gone", '"ray status"'),
     ],
 )  # fmt: skip
-def test_each_fault_has_its_fix(
-    experiment: Experiment, changed: dict[str, Any], severity: str, found: str, fix: str
-) -> None:
+def test_each_fault_has_its_fix(experiment, changed, severity, found, fix):
     nodes = [facts(1, **changed), facts(2), facts(3, role="serve")]
     first = faults(experiment, *nodes)[0]
     assert first.severity == severity
@@ -85,7 +83,7 @@ def test_each_fault_has_its_fix(
 
 
 @pytest.mark.parametrize("small", [0, 1])
-def test_a_small_object_store_is_said(experiment: Experiment, small: int) -> None:
+def test_a_small_object_store_is_said(experiment, small):
     nodes = [facts(n, store_bytes=8e7 if n == small else 8e9) for n in (0, 1, 2)]
     (fault,) = (each for each in find_all(experiment, nodes) if "object store" in each.found)
     assert fault.severity is Severity.WARNING
@@ -94,9 +92,7 @@ def test_a_small_object_store_is_said(experiment: Experiment, small: int) -> Non
     assert "--object-store-memory" in fault.fix
 
 
-def test_a_role_without_room_is_an_error_and_a_judge_that_must_wait_a_warning(
-    experiment: Experiment,
-) -> None:
+def test_a_role_without_room_is_an_error_and_a_judge_that_must_wait_a_warning(experiment):
     (fault,) = faults(experiment, facts(1, role="jugde"))
     assert (fault.severity, fault.name) == (Severity.ERROR, "judges")
     assert fault.found == "0 of 4 find room (1 GPU each, role=judge)"
@@ -107,12 +103,12 @@ def test_a_role_without_room_is_an_error_and_a_judge_that_must_wait_a_warning(
     assert (fault.severity, fault.name) == (Severity.ERROR, "engines")
 
 
-def test_engines_and_judges_are_not_counted_on_the_same_card(experiment: Experiment) -> None:
+def test_engines_and_judges_are_not_counted_on_the_same_card(experiment):
     (fault,) = faults(experiment, facts(1, gpus=4))  # 2 for engines, 2 left
     assert fault.found.startswith("2 of 4 find room")
 
 
-def test_a_cluster_of_this_machine_alone_is_an_error(experiment: Experiment) -> None:
+def test_a_cluster_of_this_machine_alone_is_an_error(experiment):
     (fault,) = faults(experiment)
     assert "no node besides this machine" in fault.found
 
@@ -124,7 +120,7 @@ def test_a_cluster_of_this_machine_alone_is_an_error(experiment: Experiment) -> 
         ("in(H100,H200)", True), ("in(A100, H200)", False), ("!in(A100,H200)", True),
     ],
 )  # fmt: skip
-def test_labels_match_as_in_ray(wanted: str, fits: bool) -> None:
+def test_labels_match_as_in_ray(wanted, fits):
     assert has_labels({"card": "H100"}, {"card": wanted}) is fits
     assert has_labels({}, {"card": wanted}) is wanted.startswith("!")
     assert has_labels({}, {})

@@ -68,16 +68,14 @@ def judge(cluster: Cluster) -> Any:
     )  # fmt: skip
 
 
-async def test_a_host_that_is_lost_while_it_starts_is_opened_again(
-    cluster: Cluster, answers: Answers
-) -> None:
+async def test_a_host_that_is_lost_while_it_starts_is_opened_again(cluster, answers):
     answers.opens["judge-0"] = [LOST, LOST, UP]
     async with judge(cluster) as hosted:
         assert hosted.host == "node"
         assert answers.stopped == ["judge-0.0"] * 2, "what is left of each is ended first"
 
 
-async def test_hosts_that_are_always_lost_are_an_error(cluster: Cluster, answers: Answers) -> None:
+async def test_hosts_that_are_always_lost_are_an_error(cluster, answers):
     answers.opens["judge-0"] = [LOST]
     with pytest.raises(HostLost, match="the node was terminated"):
         async with judge(cluster):
@@ -101,9 +99,7 @@ async def ranks_of(cluster: Cluster, job: TrainerJob, say: Callable[[str], None]
         return [ranks.job.ranks, *(int(each.name[8:]) for each in ranks.hosted)]
 
 
-async def test_a_first_trainer_needs_all_nodes_and_a_later_one_those_with_room(
-    cluster: Cluster, answers: Answers
-) -> None:
+async def test_a_first_trainer_needs_all_nodes_and_a_later_one_those_with_room(cluster, answers):
     said: list[str] = []
     answers.opens = {"trainer-1": [UP], "trainer-2": [FULL]}
     with pytest.raises(NoRoom, match="trainer-2: no node has room"):
@@ -117,9 +113,7 @@ async def test_a_first_trainer_needs_all_nodes_and_a_later_one_those_with_room(
     assert said == ["trainer-2: no node has room; the trainer continues on 1 of 2 nodes"]
 
 
-async def test_fewer_nodes_than_can_share_a_batch_are_left_out(
-    cluster: Cluster, answers: Answers
-) -> None:
+async def test_fewer_nodes_than_can_share_a_batch_are_left_out(cluster, answers):
     said: list[str] = []
     answers.opens = {"trainer-1": [UP], "trainer-2": [UP, FULL]}
     await ranks_of(cluster, job(batch_size=3), said.append)
@@ -127,7 +121,7 @@ async def test_fewer_nodes_than_can_share_a_batch_are_left_out(
     assert "continues on 0 of 2 nodes" in said[0]
 
 
-async def test_shards_are_not_continued_on_one_card(cluster: Cluster, answers: Answers) -> None:
+async def test_shards_are_not_continued_on_one_card(cluster, answers):
     sharded = replace(job(parallel="fsdp2"), gpus=("GPU-1",))
     answers.opens = {"trainer-1": [UP, FULL], "trainer-2": [UP, FULL]}
     await ranks_of(cluster, sharded, lambda _: None)

@@ -70,7 +70,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-def test_a_build_writes_rows_that_a_run_reads(tmp_path: Path) -> None:
+def test_a_build_writes_rows_that_a_run_reads(tmp_path):
     rows = make_rows(12)
     manifest = build(tmp_path, [*rows, rows[0]], split={"heldout_share": 0.25})
     counts = manifest["rows"]
@@ -86,7 +86,7 @@ def test_a_build_writes_rows_that_a_run_reads(tmp_path: Path) -> None:
     assert origins == {f"rows.jsonl:{number}" for number in range(1, 13)}
 
 
-def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path: Path) -> None:
+def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path):
     held = MODULE.format(name="Model", op="sin", number=2)
     (tmp_path / "held.py").write_text(held)
     unused = "".join(
@@ -117,7 +117,7 @@ def test_a_run_refuses_no_row_that_a_build_has_kept(tmp_path: Path) -> None:
         without_heldout([raw], [problem], experiment, place="rows")
 
 
-def test_the_manifest_counts_rows_in_and_out_of_each_step(tmp_path: Path) -> None:
+def test_the_manifest_counts_rows_in_and_out_of_each_step(tmp_path):
     (tmp_path / "held.py").write_text(MODULE.format(name="Model", op="sin", number=2))
     rows = [
         *make_rows(4), "{broken", {"text": "x"}, "[1]", trinity_row(triton_code="x = 1"),
@@ -155,9 +155,7 @@ ROW = st.one_of(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_counted_reasons_sum_to_rows_in_minus_rows_out(
-    rows: list[Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_counted_reasons_sum_to_rows_in_minus_rows_out(rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
     # A good first row, so that some row is left.
     manifest = build(folder, [trinity_row("sqrt"), *rows])
@@ -169,7 +167,7 @@ def test_counted_reasons_sum_to_rows_in_minus_rows_out(
     assert rows_in == sum(manifest["rows"].values()) == len(written(folder))
 
 
-def test_a_build_that_is_done_is_not_repeated_and_another_one_is_refused(tmp_path: Path) -> None:
+def test_a_build_that_is_done_is_not_repeated_and_another_one_is_refused(tmp_path):
     build(tmp_path, make_rows(3))
     before = (tmp_path / "out/train.jsonl").stat().st_mtime_ns
     build(tmp_path, make_rows(3))
@@ -181,9 +179,7 @@ def test_a_build_that_is_done_is_not_repeated_and_another_one_is_refused(tmp_pat
     assert len(written(tmp_path)) == 3
 
 
-def test_rows_or_a_directory_that_cannot_be_used_are_an_error_with_the_reasons(
-    tmp_path: Path,
-) -> None:
+def test_rows_or_a_directory_that_cannot_be_used_are_an_error_with_the_reasons(tmp_path):
     with pytest.raises(ConfigError, match="no row is left; 2 broken JSON, 1 no object"):
         build(tmp_path / "a", ["{", "[1]", "{"])
     (tmp_path / "b/out").mkdir(parents=True)
@@ -200,9 +196,7 @@ MIXED = [
 ]  # fmt: skip
 
 
-def test_rows_of_several_formats_are_read_or_named_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_several_formats_are_read_or_named_with_the_reason(tmp_path, capsys):
     write_jsonl(tmp_path / "rows.jsonl", MIXED)
     settings = settings_file(tmp_path)
     settings.write_text(settings.read_text().replace("trinity", "messages"))
@@ -217,9 +211,7 @@ def test_rows_of_several_formats_are_read_or_named_with_the_reason(
     assert sorted(unread.values()) == [1, 2]
 
 
-def test_strict_ends_with_the_first_broken_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_strict_ends_with_the_first_broken_row(tmp_path, capsys):
     write_jsonl(tmp_path / "rows.jsonl", [*make_rows(2), {"text": "x"}, "{"])
     assert run_command(["data", "build", str(settings_file(tmp_path)), "--strict"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -257,7 +249,7 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> FakePool:
     return fake
 
 
-def test_only_answers_that_are_judged_correct_stay(tmp_path: Path, pool: FakePool) -> None:
+def test_only_answers_that_are_judged_correct_stay(tmp_path, pool):
     rows = [trinity_row(op) for op in ("relu", "exp", "sin")]
     manifest = build(tmp_path, rows, filters={"judged": True})
     assert manifest["verdicts"] == {"correct: ok": 2, "wrong: mismatch": 1}
@@ -267,9 +259,7 @@ def test_only_answers_that_are_judged_correct_stay(tmp_path: Path, pool: FakePoo
     assert (dropped["step"], dropped["reason"]) == ("judged", "wrong: mismatch")
 
 
-def test_a_build_that_ended_while_judging_judges_no_answer_twice(
-    tmp_path: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_that_ended_while_judging_judges_no_answer_twice(tmp_path, pool, monkeypatch):
     rows = [trinity_row(op) for op in ("relu", "exp", "sin")]
     interrupted(monkeypatch, "open_sinks", tmp_path, rows, filters={"judged": True})
     log = tmp_path / "out/.build/verdicts.jsonl"
@@ -279,9 +269,7 @@ def test_a_build_that_ended_while_judging_judges_no_answer_twice(
     assert pool.num_asked == 4
 
 
-def test_a_row_that_a_failed_judge_has_no_verdict_of_is_judged_again(
-    tmp_path: Path, pool: FakePool
-) -> None:
+def test_a_row_that_a_failed_judge_has_no_verdict_of_is_judged_again(tmp_path, pool):
     rows = [trinity_row(op) for op in ("relu", "exp", "sin")]
     pool.fails = "tl.sin"
     with pytest.raises(MachineError, match=r"1 of 3 rows .*gpu_busy"):
@@ -292,7 +280,7 @@ def test_a_row_that_a_failed_judge_has_no_verdict_of_is_judged_again(
 
 
 @pytest.mark.parametrize("damage", ["\0" * 20 + "\n", "[]\n", '{"a": 1}\n', '{"key": "'])
-def test_a_log_is_read_to_its_first_damaged_line(tmp_path: Path, damage: str) -> None:
+def test_a_log_is_read_to_its_first_damaged_line(tmp_path, damage):
     log = ResultLog(tmp_path / "log")
     log.add("a", {"n": 1})
     log.close()
@@ -315,9 +303,7 @@ def settings_file(folder: Path, text: str = "") -> Path:
     return path
 
 
-def test_a_build_that_was_interrupted_writes_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_that_was_interrupted_writes_the_same_bytes(tmp_path, monkeypatch):
     rows, split = make_rows(150), {"heldout_share": 0.1}
     build(tmp_path / "whole", rows, split=split)
     folder = tmp_path / "killed"
@@ -332,9 +318,7 @@ def test_a_build_that_was_interrupted_writes_the_same_bytes(
     }  # fmt: skip
 
 
-def test_files_of_an_unfinished_build_with_other_settings_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_an_unfinished_build_with_other_settings_are_removed(tmp_path, monkeypatch):
     split = {"heldout_share": 0.5}
     interrupted(monkeypatch, "hash_file", tmp_path, make_rows(4), split=split)
     assert (tmp_path / "out/heldout.jsonl").is_file()
@@ -352,7 +336,7 @@ def errors(folder: Path, text: str) -> list[str]:
     return str(caught.value).replace(f"{folder}/", "").splitlines()
 
 
-def test_all_mistakes_of_the_settings_are_reported_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_the_settings_are_reported_at_once(tmp_path):
     text = (
         '[input]\npath = "nowhere"\nformt = "x"\n[filters]\nmin_tokens = 9000\n[output]\ndir = 3\n'
     )
@@ -371,7 +355,7 @@ def test_all_mistakes_of_the_settings_are_reported_at_once(tmp_path: Path) -> No
     ]
 
 
-def test_a_tokenizer_without_a_chat_template_is_one_line(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_chat_template_is_one_line(tmp_path):
     model = write_tokenizer(tmp_path / "model")
     (model / "chat_template.jinja").unlink()
     tables = {"tokenizer": {"path": str(model)}, "filters": {"length": True}}
@@ -386,9 +370,7 @@ def test_a_tokenizer_without_a_chat_template_is_one_line(tmp_path: Path) -> None
         build(tmp_path, make_rows(1), **tables)
 
 
-def test_an_input_that_breaks_off_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_input_that_breaks_off_is_one_line(tmp_path, capsys):
     path = tmp_path / "rows.parquet"
     rows = [trinity_row(number=n) for n in range(300)]
     parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=50, compression="none")
@@ -402,7 +384,7 @@ def test_an_input_that_breaks_off_is_one_line(
     assert f"input.path: {path}: cannot be read: " in line
 
 
-def test_two_builds_in_one_directory_are_refused(tmp_path: Path) -> None:
+def test_two_builds_in_one_directory_are_refused(tmp_path):
     import fcntl
 
     (tmp_path / "out/.build").mkdir(parents=True)
@@ -414,8 +396,8 @@ def test_two_builds_in_one_directory_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_before_the_first_row_is_named_with_the_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     def full(path: Path, data: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -424,9 +406,7 @@ def test_a_disk_that_is_full_before_the_first_row_is_named_with_the_directory(
         build(tmp_path, make_rows(1))
 
 
-def test_the_command_prints_steps_and_show_repeats_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_steps_and_show_repeats_them(tmp_path, capsys):
     model = write_tokenizer(tmp_path / "model")
     write_jsonl(tmp_path / "rows.jsonl", [*make_rows(3), "{"])
     assert run_command(["data", "build", str(settings_file(tmp_path))]) == 0
@@ -442,9 +422,7 @@ def test_the_command_prints_steps_and_show_repeats_them(
     assert "1 broken JSON" in shown
 
 
-def test_show_escapes_what_a_row_says_and_counts_broken_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_escapes_what_a_row_says_and_counts_broken_rows(tmp_path, capsys):
     write_jsonl(tmp_path / "rows.jsonl", [{"text": "\x1b[31mred"}, "{"])
     assert run_command(["data", "show", str(tmp_path / "rows.jsonl")]) == 0
     shown = capsys.readouterr().out
@@ -454,7 +432,7 @@ def test_show_escapes_what_a_row_says_and_counts_broken_rows(
     assert run_command(["data", "show", str(tmp_path / "none.jsonl")]) == 2
 
 
-def test_the_documents_list_every_key_of_a_build_with_its_default() -> None:
+def test_the_documents_list_every_key_of_a_build_with_its_default():
     text = (Path(__file__).parents[2] / "docs/how-to/sft-rows.md").read_text()
     found = re.search(r"^```toml\n(\[input\].*?)^```", text, re.MULTILINE | re.DOTALL)
     values = tomllib.loads(found[1])

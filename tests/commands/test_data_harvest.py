@@ -135,9 +135,7 @@ def files_of(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 
-def test_a_harvest_that_was_killed_writes_the_same_bytes(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_harvest_that_was_killed_writes_the_same_bytes(source, tmp_path, monkeypatch):
     done = run(source, tmp_path / "once", monkeypatch, FakePool())
     assert done["problems"]["train"] + done["problems"]["heldout"] == 7
     assert done["pairs"]["correct"] == 6
@@ -160,9 +158,7 @@ def test_a_harvest_that_was_killed_writes_the_same_bytes(
     assert again.asked == []
 
 
-def test_ctrl_c_writes_the_rows_of_the_problems_that_are_done(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_writes_the_rows_of_the_problems_that_are_done(source, tmp_path, monkeypatch):
     class Interrupted(FakePool):
         async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
             if len(self.asked) == 6:
@@ -185,9 +181,7 @@ def test_ctrl_c_writes_the_rows_of_the_problems_that_are_done(
     assert files_of(out) == files_of(tmp_path / "once")
 
 
-def test_runs_read_the_rows_and_the_problems(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_read_the_rows_and_the_problems(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
     manifest = run(source, out, monkeypatch, FakePool())
     pairs = read_pairs(out, prompts=make_prompts(PromptTable()), say=lambda _: None)
@@ -208,9 +202,7 @@ def test_runs_read_the_rows_and_the_problems(
     assert "tl.load" in card
 
 
-def test_a_problem_that_no_judge_answered_is_asked_again_once(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_problem_that_no_judge_answered_is_asked_again_once(source, tmp_path, monkeypatch):
     lost: list[str] = []
 
     class Broken(FakePool):
@@ -226,9 +218,7 @@ def test_a_problem_that_no_judge_answered_is_asked_again_once(
     assert done["pairs"]["correct"] == 5
 
 
-def test_judges_that_answer_nothing_make_no_harvest(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_judges_that_answer_nothing_make_no_harvest(source, tmp_path, monkeypatch):
     class Dead(FakePool):
         async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
             return {"failed": data_harvest.NO_JUDGE, "detail": ""}
@@ -241,9 +231,7 @@ def test_judges_that_answer_nothing_make_no_harvest(
     assert run(source, out, monkeypatch, FakePool())["pairs"]["correct"] == 6
 
 
-def test_scored_problems_are_in_no_file_to_train_on(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scored_problems_are_in_no_file_to_train_on(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
     (out / ".build").mkdir(parents=True)
     (out / "problems.jsonl").write_text("of a harvest that was killed\n")
@@ -255,7 +243,7 @@ def test_scored_problems_are_in_no_file_to_train_on(
     assert 'use = "train"' not in card
 
 
-def test_words_that_another_draw_would_change_are_left_out() -> None:
+def test_words_that_another_draw_would_change_are_left_out():
     lines = (
         "line 12: a * 0.5",
         "output[0, 4]: 50% of elements differ",
@@ -264,9 +252,7 @@ def test_words_that_another_draw_would_change_are_left_out() -> None:
     assert lasting("\n".join(lines)) == f"{lines[0]}\n{lines[2]}"
 
 
-def test_a_full_disk_is_one_line(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_line(source, tmp_path, monkeypatch):
     class Full(io.BytesIO):
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -286,15 +272,13 @@ def test_a_full_disk_is_one_line(
         ({"out": Path(__file__)}, "--out: .*found a file"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named(
-    change: dict[str, Any], words: str, source: Path, tmp_path: Path
-) -> None:
+def test_an_option_that_cannot_be_used_is_named(change, words, source, tmp_path):
     request = HarvestRequest(sources=[str(source)], out=tmp_path / "out")
     with pytest.raises(ConfigError, match=words):
         harvest(replace(request, judge=JudgeSettings(device="cpu"), **change))
 
 
-def test_a_tree_without_a_problem_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_without_a_problem_says_why(tmp_path, monkeypatch):
     root = tmp_path / "tree"
     root.mkdir()
     (root / "a.py").write_text(
@@ -356,7 +340,7 @@ class Named(nn.Module):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_what_is_unfit_is_refused_by_its_own_reason(tmp_path: Path) -> None:
+def test_what_is_unfit_is_refused_by_its_own_reason(tmp_path):
     root = tmp_path / "tree"
     root.mkdir()
     (root / "m.py").write_text(UNFIT)

@@ -73,9 +73,7 @@ def contents(root: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_whole_run_has_no_warning_and_is_not_changed(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_whole_run_has_no_warning_and_is_not_changed(root, capsys):
     before = contents(root)
     assert run_command(["doctor", str(root), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -87,7 +85,7 @@ def test_a_whole_run_has_no_warning_and_is_not_changed(
     assert "sft-1 after step 2 of 3; again: step 3" in capsys.readouterr().out
 
 
-def test_a_run_that_runs_can_be_checked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_runs_can_be_checked(root, capsys):
     with open_run_lock(RunPaths(root)):
         assert run_command(["doctor", str(root)]) == 0
     printed = capsys.readouterr().out
@@ -127,7 +125,7 @@ WARNED: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("words", WARNED)
-def test_a_loss_with_which_a_resume_starts_is_a_warning(root: Path, words: str) -> None:
+def test_a_loss_with_which_a_resume_starts_is_a_warning(root, words):
     damage, name = WARNED[words]
     damage(root)
     severity, said = found(root)[name]
@@ -169,7 +167,7 @@ def lose_weights_of_a_finished_stage(root: Path) -> None:
     (root / "experiment.toml").write_text(EXPERIMENT + '[[stage]]\nkind = "eval"\n')
 
 
-def test_a_finished_run_without_its_weights_has_a_warning(root: Path) -> None:
+def test_a_finished_run_without_its_weights_has_a_warning(root):
     finish_and_lose_weights(root)
     assert found(root)["weights"][0] is Severity.WARNING
     assert examine_run(RunPaths(root)).can_resume
@@ -185,9 +183,7 @@ STOPPED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_damage_with_which_no_resume_starts_is_an_error_and_exit_3(
-    root: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_with_which_no_resume_starts_is_an_error_and_exit_3(root, name, capsys):
     STOPPED[name](root)
     assert run_command(["doctor", str(root)]) == 3
     assert "a resume could not start" in capsys.readouterr().out

@@ -59,9 +59,7 @@ def made(tmp_path: Path) -> Path:
     return root
 
 
-def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(
-    canned_run: RunPaths, tmp_path: Path
-) -> None:
+def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(canned_run, tmp_path):
     argv = ["data", "from-run", str(canned_run.root), "--out", str(tmp_path / "rows.jsonl")]
     assert run_command(argv) == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -84,7 +82,7 @@ def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(
                 assert shown.strip() in found["prompt"], "what the model was not shown"
 
 
-def test_no_row_is_about_a_heldout_problem_unless_requested(made: Path, tmp_path: Path) -> None:
+def test_no_row_is_about_a_heldout_problem_unless_requested(made, tmp_path):
     out = tmp_path / "rows.jsonl"
     problems = {row["from"]["problem_id"] for row in rows_of(made, out)}
     assert problems == {"softmax-0000", "matmul-0001"}, "also not by a twin's source"
@@ -92,7 +90,7 @@ def test_no_row_is_about_a_heldout_problem_unless_requested(made: Path, tmp_path
     assert every == {"softmax-0000", "matmul-0001", "norm-0002", "norm-0003"}
 
 
-def test_a_problem_that_was_only_evaluated_is_left_out(tmp_path: Path) -> None:
+def test_a_problem_that_was_only_evaluated_is_left_out(tmp_path):
     played = group(0, [[Status.CORRECT]], purpose=Purpose.EVAL)
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(0), played])
     with pytest.raises(ConfigError, match="1 of held-out problems"):
@@ -100,7 +98,7 @@ def test_a_problem_that_was_only_evaluated_is_left_out(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*rows*")) == []
 
 
-def test_an_answer_that_the_run_went_back_behind_is_no_row(tmp_path: Path) -> None:
+def test_an_answer_that_the_run_went_back_behind_is_no_row(tmp_path):
     gone = group(1, [[Status.CORRECT]], problem_id="norm-0001", purpose=Purpose.ABANDONED)
     records = [attempt(), problem(0), problem(1, family="norm"), group(0, [[Status.CORRECT]]), gone]
     anyio.run(write_run, tmp_path / "toy-1", records)
@@ -108,9 +106,7 @@ def test_an_answer_that_the_run_went_back_behind_is_no_row(tmp_path: Path) -> No
     assert {row["from"]["problem_id"] for row in rows} == {"softmax-0000"}
 
 
-def test_a_repaired_answer_is_a_conversation_with_the_judges_feedback(
-    made: Path, tmp_path: Path
-) -> None:
+def test_a_repaired_answer_is_a_conversation_with_the_judges_feedback(made, tmp_path):
     rows = rows_of(made, tmp_path / "rows.jsonl")
     mended = next(row for row in rows if row["id"] == "toy-1/g0.r1.t1")
     roles = [message["role"] for message in mended["messages"]]
@@ -120,7 +116,7 @@ def test_a_repaired_answer_is_a_conversation_with_the_judges_feedback(
 THOUGHTS = "<think>The first one was wrong.</think>\n```python\nkernel\n```"
 
 
-def test_turns_that_the_prompt_no_longer_had_are_not_in_the_row(tmp_path: Path) -> None:
+def test_turns_that_the_prompt_no_longer_had_are_not_in_the_row(tmp_path):
     first = turn(0, 0, 0, status=Status.WRONG)
     second = replace(turn(0, 0, 1, status=Status.WRONG), feedback="second words")
     prompt = "the problem\nassistant: ...\nuser: second words\nassistant:"
@@ -149,7 +145,7 @@ def searched(group_id: int, *parents: int, speed: float = 0.0, text: str = "plai
     return [of, replace(made, feedback=f"words on {group_id}")]
 
 
-def test_a_search_gives_its_best_answers_and_its_improvements(tmp_path: Path) -> None:
+def test_a_search_gives_its_best_answers_and_its_improvements(tmp_path):
     answers = [
         searched(0), searched(1, 0, speed=1.0), searched(2, 0, 1, speed=2.0),
         searched(3, 0, 1, speed=1.05), searched(4, speed=0.5),
@@ -169,7 +165,7 @@ def test_a_search_gives_its_best_answers_and_its_improvements(tmp_path: Path) ->
             rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl", **wanted)
 
 
-def test_an_answer_that_thinks_about_earlier_ones_is_no_first_answer(tmp_path: Path) -> None:
+def test_an_answer_that_thinks_about_earlier_ones_is_no_first_answer(tmp_path):
     answers = [*searched(0, speed=1.0), *searched(1, 0, speed=3.0, text=THOUGHTS)]
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(0), *answers])
     rows = rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl")
@@ -177,9 +173,7 @@ def test_an_answer_that_thinks_about_earlier_ones_is_no_first_answer(tmp_path: P
     assert rows[0]["messages"][-1]["content"] == THOUGHTS
 
 
-def test_the_best_answers_of_a_problem_are_kept_and_no_kernel_twice(
-    made: Path, tmp_path: Path
-) -> None:
+def test_the_best_answers_of_a_problem_are_kept_and_no_kernel_twice(made, tmp_path):
     out = tmp_path / "rows.jsonl"
     assert len(rows_of(made, out)) == 5
     best = rows_of(made, out, best_per_problem=1)
@@ -193,7 +187,7 @@ def test_the_best_answers_of_a_problem_are_kept_and_no_kernel_twice(
     assert len(rows_of(tmp_path / "again-1", tmp_path / "again.jsonl")) == 1
 
 
-def test_the_fastest_answer_that_was_not_cut_off_is_the_best(tmp_path: Path) -> None:
+def test_the_fastest_answer_that_was_not_cut_off_is_the_best(tmp_path):
     slow, fast, cut = (turn(0, n, speed=timing(s)) for n, s in enumerate((1.5, 3.0, 9.0)))
     cut = replace(cut, completion=replace(cut.completion, finish=Finish.LENGTH))
     played = replace(group(0, [[Status.CORRECT]]), trajectories=())
@@ -214,15 +208,13 @@ def test_the_fastest_answer_that_was_not_cut_off_is_the_best(tmp_path: Path) -> 
         ({}, "nowhere/rows.jsonl", "cannot be written"),
     ],
 )
-def test_what_cannot_be_written_is_one_line(
-    made: Path, tmp_path: Path, wanted: dict[str, Any], name: str, expected: str
-) -> None:
+def test_what_cannot_be_written_is_one_line(made, tmp_path, wanted, name, expected):
     with pytest.raises(ConfigError, match=expected) as error:
         rows_of(made, tmp_path / name, **wanted)
     assert "\n" not in str(error.value)
 
 
-def test_only_rows_of_the_same_run_are_overwritten(made: Path, tmp_path: Path) -> None:
+def test_only_rows_of_the_same_run_are_overwritten(made, tmp_path):
     out = tmp_path / "rows.jsonl"
     assert rows_of(made, out) == rows_of(made, out)
     for kept in ('{"messages": []}\n', '{"from": {"run": "other-1"}}\n', "notes\n", "[1]\n"):

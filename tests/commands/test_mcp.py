@@ -5,10 +5,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from tests.evalpool.judged import CODE, SOURCE
@@ -17,7 +15,7 @@ SIZED = f"N = 64\n{SOURCE.replace('randn(64)', 'randn(N)')}"
 CLIENT = {"name": "test", "version": "1"}
 
 
-async def test_a_client_calls_every_tool(tmp_path: Path) -> None:
+async def test_a_client_calls_every_tool(tmp_path):
     from mcp import Client, StdioServerParameters
 
     problem, candidate = tmp_path / "add.py", tmp_path / "kernel.py"
@@ -53,7 +51,7 @@ async def test_a_client_calls_every_tool(tmp_path: Path) -> None:
         assert "candidate: no complete fenced code block" in no_code
 
 
-def test_ctrl_c_ends_it_while_the_client_keeps_stdin_open() -> None:
+def test_ctrl_c_ends_it_while_the_client_keeps_stdin_open():
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": CLIENT}
     request = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
     args = [sys.executable, "-m", "forge", "mcp", "--device", "cpu", "--workers", "1"]
@@ -70,7 +68,7 @@ def test_ctrl_c_ends_it_while_the_client_keeps_stdin_open() -> None:
             server.kill()
 
 
-def test_without_its_package_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_it_names_the_extra(monkeypatch):
     from forge.cli import app
     from forge.errors import MachineError
 

@@ -72,9 +72,7 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
     return printed.out if code == 0 else printed.err
 
 
-def test_a_file_alone_is_shown_with_the_default_prompts(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_alone_is_shown_with_the_default_prompts(folder, capsys):
     file = folder / "problems" / "level1" / "1_relu.py"
     text = shown(capsys, str(file))
     assert text.startswith("[system]\nYou write GPU kernels in Triton")
@@ -82,9 +80,7 @@ def test_a_file_alone_is_shown_with_the_default_prompts(
     assert "no tokenizer is known" in shown(capsys, str(file), "--ids", code=2)
 
 
-def test_text_and_ids_are_those_that_a_rollout_sends(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_and_ids_are_those_that_a_rollout_sends(folder, capsys):
     experiment = load_experiment(folder / "x.toml")
     by_id = {each.problem_id: each for each in load_problems(experiment.problems, seed=0)}
     prompts = prompts_for(experiment.prompt, experiment.judge, ())
@@ -100,9 +96,7 @@ def test_text_and_ids_are_those_that_a_rollout_sends(
     assert [each["role"] for each in found["messages"]] == ["system", "user"]
 
 
-def test_a_problem_is_found_by_name_or_number_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_problem_is_found_by_name_or_number_alone(folder, capsys):
     argv = ("--experiment", str(folder / "x.toml"))
     assert shown(capsys, "2", *argv) == shown(capsys, "level1/2_relu", *argv)
     said = shown(capsys, "3", *argv, code=2)
@@ -110,9 +104,7 @@ def test_a_problem_is_found_by_name_or_number_alone(
     assert "3: no such problem; problems are level1/1_relu, level1/2_relu" in said
 
 
-def test_a_file_of_the_experiments_directory_is_its_problem(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_the_experiments_directory_is_its_problem(folder, capsys):
     file = folder / "problems" / "level1" / "2_relu.py"
     argv = ("--experiment", str(folder / "x.toml"))
     assert shown(capsys, str(file), *argv) == shown(capsys, "level1/2_relu", *argv)
@@ -121,9 +113,7 @@ def test_a_file_of_the_experiments_directory_is_its_problem(
     assert "no such problem" in shown(capsys, SOURCE * 20, *argv, code=2)
 
 
-def test_an_attempt_is_judged_and_the_next_turn_is_shown(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_is_judged_and_the_next_turn_is_shown(folder, capsys, monkeypatch):
     judged: list[str] = []
     answers = [WRONG]
 
@@ -159,9 +149,7 @@ def test_an_attempt_is_judged_and_the_next_turn_is_shown(
     assert "judge_lost" in shown(capsys, file, "--attempt", str(some), code=3)
 
 
-def test_prompts_of_a_run_are_those_that_it_recorded(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_of_a_run_are_those_that_it_recorded(folder, capsys):
     experiment = load_experiment(folder / "x.toml")
     prompts = prompts_for(experiment.prompt, experiment.judge, ())
     root = folder / "runs" / "x-1"
@@ -173,9 +161,7 @@ def test_prompts_of_a_run_are_those_that_it_recorded(
     assert text.startswith("[system]\nYou write GPU kernels in Triton")
 
 
-def test_what_does_not_fit_is_one_line_and_a_missing_card_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_fit_is_one_line_and_a_missing_card_is_named(folder, capsys):
     argv = ("1", "--experiment", str(folder / "x.toml"))
     said = shown(capsys, *argv, "--set", "serve.context_tokens=200", code=2)
     assert "level1/1_relu: does not fit serve.context_tokens = 200" in said
@@ -189,9 +175,7 @@ def test_what_does_not_fit_is_one_line_and_a_missing_card_is_named(
     assert "Device: H100, 80 GB of memory, 3352 GB/s" in text
 
 
-def test_a_time_that_a_first_message_cannot_state_is_named(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_time_that_a_first_message_cannot_state_is_named(folder, capsys):
     argv = ["data", "prompt", "1", "--experiment", str(folder / "x.toml")]
     on_card = ["--set", "devices.gpus=auto", "--set", "devices.judge=1", "--assume", "1xH100-80GB"]
     said = []

@@ -62,9 +62,7 @@ def found(tmp_path: Path) -> serving._ServedModel:
     )
 
 
-def test_engines_get_their_gpus_and_trainer_and_judges_get_none(
-    found: serving._ServedModel,
-) -> None:
+def test_engines_get_their_gpus_and_trainer_and_judges_get_none(found):
     placement = serving._place(found, make_machine(8))
     assert placement.engine == "vllm"
     assert [len(uuids) for uuids in placement.serve_uuids] == [1, 1]
@@ -72,14 +70,12 @@ def test_engines_get_their_gpus_and_trainer_and_judges_get_none(
     assert placement.train == placement.judge == ()
 
 
-def test_too_few_gpus_for_the_engines_are_a_machine_error(found: serving._ServedModel) -> None:
+def test_too_few_gpus_for_the_engines_are_a_machine_error(found):
     with pytest.raises(MachineError, match="needs 2 GPUs"):
         serving._place(found, make_machine(1))
 
 
-def test_a_served_run_thinks_as_it_was_trained_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_served_run_thinks_as_it_was_trained_to(tmp_path, monkeypatch):
     events = [to_event(replace(PROMPTS, thinking=""), before=None)]
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), *events])
     (tmp_path / "toy-1" / "experiment.toml").write_text(EXPERIMENT.format(path=tmp_path))
@@ -88,7 +84,7 @@ def test_a_served_run_thinks_as_it_was_trained_to(
     assert serving._find(request, store_dir=tmp_path, say=pytest.fail).thinking == ""
 
 
-def test_a_run_takes_no_overrides(tmp_path: Path) -> None:
+def test_a_run_takes_no_overrides(tmp_path):
     request = ServeRequest(source="run-1", overrides=("serve.slots=4",), socket=tmp_path / "s")
     with pytest.raises(ConfigError, match="--set is for an experiment file"):
         serving.serve(request, store_dir=tmp_path, say=lambda _text: None)
@@ -122,7 +118,7 @@ def judged(problem: Path, chosen: str | None, **keys: Any) -> Any:
     return job.problem
 
 
-def test_a_problem_of_a_file_of_rows_is_chosen_too(bench: Path) -> None:
+def test_a_problem_of_a_file_of_rows_is_chosen_too(bench):
     rows = [
         {"code": source("ReLU"), "level": 1, "name": "19_ReLU", "problem_id": 19},
         {"code": source("Conv"), "level": 2, "name": "19_Conv", "problem_id": 19},
@@ -134,7 +130,7 @@ def test_a_problem_of_a_file_of_rows_is_chosen_too(bench: Path) -> None:
     assert "size = 3" in found.source
 
 
-def test_a_row_of_kernelbook_has_its_own_entry_point(bench: Path) -> None:
+def test_a_row_of_kernelbook_has_its_own_entry_point(bench):
     path = bench.parent / "book.json"
     row = {"python_code": source("x", model="Net"), "entry_point": "Net", "uuid": 4}
     path.write_text(json.dumps([row]))

@@ -2,7 +2,6 @@
 
 import sys
 import tomllib
-from collections.abc import Callable
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def texts(made: dict[str, Any]) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): path.read_text() for path in found}
 
 
-def test_a_function_becomes_a_problem_below_the_store(tmp_path: Path) -> None:
+def test_a_function_becomes_a_problem_below_the_store(tmp_path):
     file = tmp_path / "scaled.py"
     file.write_text(FUNCTION)
     made = experiment(tmp_path, str(file), strategy="evolve")
@@ -56,12 +55,12 @@ def test_a_function_becomes_a_problem_below_the_store(tmp_path: Path) -> None:
     assert made["stage"] == [{"kind": "search", "budget": "8", "strategy": "evolve"}]
 
 
-def test_a_problem_comes_from_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_comes_from_stdin(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(FUNCTION.encode())))
     assert list(texts(experiment(tmp_path, "-"))) == ["stdin.py"]
 
 
-def test_a_second_search_leaves_the_problems_of_the_first_as_they_are(tmp_path: Path) -> None:
+def test_a_second_search_leaves_the_problems_of_the_first_as_they_are(tmp_path):
     file = tmp_path / "scaled.py"
     file.write_text(FUNCTION)
     states = []
@@ -72,7 +71,7 @@ def test_a_second_search_leaves_the_problems_of_the_first_as_they_are(tmp_path: 
     assert states[0] == states[1]
 
 
-def test_a_directory_gives_all_its_problems(tmp_path: Path) -> None:
+def test_a_directory_gives_all_its_problems(tmp_path):
     for name in ("level1/1_a.py", "level2/2_b.py"):
         path = tmp_path / "problems" / name
         path.parent.mkdir(parents=True)
@@ -82,7 +81,7 @@ def test_a_directory_gives_all_its_problems(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_class_of_a_package_has_guessed_arguments_or_those_of_a_file(tmp_path: Path) -> None:
+def test_a_class_of_a_package_has_guessed_arguments_or_those_of_a_file(tmp_path):
     (guessed,) = texts(experiment(tmp_path, RMS_NORM)).values()
     assert "rsqrt" in guessed
     assert "def get_init_inputs" in guessed
@@ -93,7 +92,7 @@ def test_a_class_of_a_package_has_guessed_arguments_or_those_of_a_file(tmp_path:
     assert "return [96]" in given
 
 
-def test_inputs_are_those_of_a_file_or_a_function_too(tmp_path: Path) -> None:
+def test_inputs_are_those_of_a_file_or_a_function_too(tmp_path):
     inputs = tmp_path / "inputs.py"
     inputs.write_text(INPUTS.replace("[torch.randn(8, 96)]", "[torch.randn(8, 96)] * 2"))
     (tmp_path / "scaled.py").write_text(FUNCTION)
@@ -107,7 +106,7 @@ def test_inputs_are_those_of_a_file_or_a_function_too(tmp_path: Path) -> None:
         assert made["get_init_inputs"]() == [96]
 
 
-def test_a_class_is_found_where_a_package_exports_it(tmp_path: Path) -> None:
+def test_a_class_is_found_where_a_package_exports_it(tmp_path):
     (exported,) = texts(experiment(tmp_path, "transformers:LlamaRMSNorm")).values()
     (own,) = texts(experiment(tmp_path, RMS_NORM)).values()
     assert exported == own
@@ -121,7 +120,7 @@ def test_a_class_is_found_where_a_package_exports_it(tmp_path: Path) -> None:
     assert set(module.state_dict()) == {"weight", "bias"}
 
 
-def test_inputs_may_import_and_take_the_place_of_decorated_ones(tmp_path: Path) -> None:
+def test_inputs_may_import_and_take_the_place_of_decorated_ones(tmp_path):
     inputs, problem = tmp_path / "inputs.py", tmp_path / "scaled.py"
     inputs.write_text(
         "from __future__ import annotations\nimport torch\nimport math\nWIDTH = math.ceil(2.5)\n"
@@ -204,17 +203,13 @@ def wrong_inputs(folder: Path) -> dict[str, Any]:
         ),
     ],
 )
-def test_bad_input_is_one_clear_line(
-    tmp_path: Path, ask: Callable[[Path], object], said: str
-) -> None:
+def test_bad_input_is_one_clear_line(tmp_path, ask, said):
     with pytest.raises(ConfigError, match=said) as found:
         ask(tmp_path)
     assert "\n" not in str(found.value)
 
 
-def test_kernels_of_a_run_of_the_same_name_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_of_a_run_of_the_same_name_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert new_directory("x-1-kernels") == Path("x-1-kernels")
     for name in ("x-1-kernels", "x-1-kernels-2"):
@@ -223,7 +218,7 @@ def test_kernels_of_a_run_of_the_same_name_are_kept(
 
 
 @pytest.mark.parametrize("key", ["samples = 4", "greedy = true", "max_turns = 3"])
-def test_a_search_refuses_keys_of_evaluations(tmp_path: Path, key: str) -> None:
+def test_a_search_refuses_keys_of_evaluations(tmp_path, key):
     file = tmp_path / "x.toml"
     stage = f'[[stage]]\nkind = "search"\nbudget = "64"\n{key}\n'
     file.write_text(f'name = "x"\n[model]\npath = "org/m"\n{stage}')

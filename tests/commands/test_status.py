@@ -35,12 +35,8 @@ def control_socket(canned_run: RunPaths) -> Iterator[Path]:
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_silent_supervisor_is_an_exit_code_behind_what_the_store_has(
-    canned_run: RunPaths,
-    control_socket: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-) -> None:
+    canned_run, control_socket, monkeypatch, capsys, options
+):
     monkeypatch.setattr(control, "TIMEOUT_S", 0.1)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(control_socket))
@@ -54,17 +50,13 @@ def test_a_silent_supervisor_is_an_exit_code_behind_what_the_store_has(
         assert "was silent for 0.1 s" in json.loads(said.out)["silence"]
 
 
-def test_a_supervisor_that_has_just_begun_is_no_failure(
-    canned_run: RunPaths, control_socket: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_supervisor_that_has_just_begun_is_no_failure(canned_run, control_socket, capsys):
     assert not control_socket.exists()
     assert run_command(["status", str(canned_run.root), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["silence"] is None
 
 
-def test_a_finished_run_has_five_lines(
-    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_has_five_lines(canned_run, capsys):
     assert run_command(["status", str(canned_run.root)]) == 0
     first, evaluated, gained, best, more = capsys.readouterr().out.splitlines()
     assert first.endswith("done, attempt 1, took 6m23, ended 2026-11-21 18:14 UTC")
@@ -77,9 +69,7 @@ def test_a_finished_run_has_five_lines(
     assert capsys.readouterr().out.splitlines()[-1].endswith("quickstart-1/report.html")
 
 
-def test_a_stage_without_rows_has_trained_nothing(
-    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stage_without_rows_has_trained_nothing(canned_run, capsys):
     with closing(sqlite3.connect(canned_run.root / "run.db")) as db, db:
         db.execute("DELETE FROM events WHERE kind = 'sft_rows'")
         db.execute(
@@ -92,9 +82,7 @@ def test_a_stage_without_rows_has_trained_nothing(
     assert "grpo-3 +12.5 points" in said
 
 
-def test_a_run_is_listed_with_date_duration_and_its_best_evaluation(
-    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_listed_with_date_duration_and_its_best_evaluation(canned_run, capsys):
     assert run_command(["runs", "--store", str(canned_run.root.parent)]) == 0
     cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].split("│")]
     assert cells[1:4] == ["done", "2026-11-21 18:08", "6m23"]
@@ -114,9 +102,7 @@ NO_GPU = "quickstart needs 9 GPUs (train 9); this machine has 0."
         (9, "", "forge: the run ended with 9\n"),
     ],
 )
-def test_the_error_of_a_failed_start_is_printed_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, log: str, message: str | None
-) -> None:
+def test_the_error_of_a_failed_start_is_printed_once(tmp_path, capsys, code, log, message):
     (tmp_path / "log").write_text(log)
     error = detach._ended(code, tmp_path / "log")
     assert not (tmp_path / "log").exists()
@@ -127,7 +113,7 @@ def test_the_error_of_a_failed_start_is_printed_once(
     assert capsys.readouterr().err == message
 
 
-def test_an_old_run_with_the_same_pid_is_not_mistaken_for_it(tmp_path: Path) -> None:
+def test_an_old_run_with_the_same_pid_is_not_mistaken_for_it(tmp_path):
     old, new = (create_run("x", store_dir=tmp_path) for _ in range(2))
     write_status(old, {"pid": 7, "at": 100.0})
     write_status(new, {"pid": 7, "at": 200.0})
@@ -135,9 +121,7 @@ def test_an_old_run_with_the_same_pid_is_not_mistaken_for_it(tmp_path: Path) -> 
     assert detach._run_of(7, tmp_path, since=250.0) is None
 
 
-def test_a_command_that_makes_no_run_in_time_is_stopped_and_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_makes_no_run_in_time_is_stopped_and_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(detach, "START_TIMEOUT_S", 0.01)
     with pytest.raises(Stalled, match="the detached run was silent"):
         run_detached(["plan", "nothing.toml"], store_dir=tmp_path)
@@ -156,9 +140,7 @@ status = {{"pid": os.getpid(), "sid": os.getsid(0), "at": time.time()}}
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-def test_a_started_run_has_its_own_session_and_its_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_started_run_has_its_own_session_and_its_log(tmp_path, monkeypatch):
     script = tmp_path / "python"
     script.write_text(RUN.format(python=sys.executable, store=str(tmp_path / "runs")))
     script.chmod(0o755)
@@ -201,7 +183,7 @@ def shown(
     return list(read_logs(paths, parse_filter(process, level, pattern), num_lines=num))
 
 
-def test_lines_are_chosen_by_level_with_their_continuation_lines(paths: RunPaths) -> None:
+def test_lines_are_chosen_by_level_with_their_continuation_lines(paths):
     assert [line.split()[0] for line in shown(paths, level="error")] == ["serve-0"] + 3 * [
         "trainer"
     ]
@@ -209,7 +191,7 @@ def test_lines_are_chosen_by_level_with_their_continuation_lines(paths: RunPaths
     assert "ValueError: ␛[31mred" in shown(paths, "trainer", level="warning")
 
 
-def test_a_pattern_that_takes_too_long_is_refused(paths: RunPaths) -> None:
+def test_a_pattern_that_takes_too_long_is_refused(paths):
     (paths.logs(1) / "trainer.log").write_text("a" * 3000 + "!\n")
     with pytest.raises(ConfigError, match="too slow for these lines"):
         shown(paths, pattern="(a+)+$")
@@ -222,15 +204,13 @@ def test_a_pattern_that_takes_too_long_is_refused(paths: RunPaths) -> None:
         ((None, "("), "not a regular expression"),
     ],
 )
-def test_an_invalid_filter_is_refused(wanted: tuple[str | None, str | None], expected: str) -> None:
+def test_an_invalid_filter_is_refused(wanted, expected):
     with pytest.raises(ConfigError, match=expected):
         parse_filter(None, *wanted)
 
 
 @pytest.mark.parametrize("level", [None, "info"])
-def test_new_lines_are_followed_until_the_run_ends(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, level: str | None
-) -> None:
+def test_new_lines_are_followed_until_the_run_ends(paths, monkeypatch, level):
     log = paths.logs(1) / "serve-0.log"
     looks = iter([True, True, False])
     monkeypatch.setattr(logs, "is_owned", lambda paths: next(looks))
@@ -247,8 +227,8 @@ def test_new_lines_are_followed_until_the_run_ends(
 
 @pytest.mark.parametrize("level", [None, "info"])
 def test_a_log_that_appears_later_is_followed_and_a_deleted_one_is_skipped(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, level: str | None
-) -> None:
+    paths, monkeypatch, level
+):
     looks = iter([True, True, False])
     monkeypatch.setattr(logs, "is_owned", lambda paths: next(looks))
 

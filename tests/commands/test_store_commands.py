@@ -56,15 +56,15 @@ def names(store: Path, *, with_checkpoints: bool = False, now: float | None = No
 LEFTOVERS = ["detached-17.log", "done-1/.report.html.999999999", "never-1"]
 
 
-def test_leftovers_are_found_and_nothing_else(store: Path) -> None:
+def test_leftovers_are_found_and_nothing_else(store):
     assert names(store) == LEFTOVERS
 
 
-def test_what_a_command_is_writing_now_is_no_leftover(store: Path) -> None:
+def test_what_a_command_is_writing_now_is_no_leftover(store):
     assert names(store, now=time.time()) == []
 
 
-def test_checkpoints_are_listed_on_request_except_the_newest_and_the_best(store: Path) -> None:
+def test_checkpoints_are_listed_on_request_except_the_newest_and_the_best(store):
     with closing(sqlite3.connect(store / "done-1" / "run.db", isolation_level=None)) as connection:
         connection.execute("UPDATE evaluations SET stage_index = 1, step = 1, pass_at_1 = 0.9")
     found = names(store, with_checkpoints=True)
@@ -73,13 +73,13 @@ def test_checkpoints_are_listed_on_request_except_the_newest_and_the_best(store:
     ]
 
 
-def test_checkpoints_of_a_run_that_is_not_done_stay(store: Path) -> None:
+def test_checkpoints_of_a_run_that_is_not_done_stay(store):
     with closing(sqlite3.connect(store / "done-1" / "run.db", isolation_level=None)) as connection:
         connection.execute("UPDATE attempts SET exit_code = 130")
     assert names(store, with_checkpoints=True) == LEFTOVERS
 
 
-def test_a_running_run_is_not_touched(store: Path) -> None:
+def test_a_running_run_is_not_touched(store):
     paths = RunPaths((store / "done-1").resolve())
     found = find_garbage(store, now=later(), with_checkpoints=True)
     with open_run_lock(paths):
@@ -91,12 +91,12 @@ def test_a_running_run_is_not_touched(store: Path) -> None:
     assert (paths.checkpoints / "stage-1" / "checkpoint-1").is_dir()
 
 
-def test_a_directory_with_files_of_the_user_is_no_run_that_never_began(store: Path) -> None:
+def test_a_directory_with_files_of_the_user_is_no_run_that_never_began(store):
     (store / "never-1" / "weights" / "kept.bin").write_bytes(b"x")
     assert "never-1" not in names(store)
 
 
-def test_made_models_are_found_if_no_run_names_them(store: Path) -> None:
+def test_made_models_are_found_if_no_run_names_them(store):
     made = made_models()
     for name in ("x-1-aa-1", "x-1-bb-1", "0123-1", "4567-1", ".x-1-cc-1.partial"):
         (made / name).mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_made_models_are_found_if_no_run_names_them(store: Path) -> None:
     assert found(with_models=True) == [".x-1-cc-1.partial", "4567-1", "x-1-bb-1"]
 
 
-def test_problems_of_searches_are_found_if_no_run_names_them(store: Path) -> None:
+def test_problems_of_searches_are_found_if_no_run_names_them(store):
     for name in ("0123", "4567"):
         (store / PROBLEMS / name).mkdir(parents=True)
         (store / PROBLEMS / name / "relu.py").write_text("x")
@@ -126,18 +126,14 @@ def test_problems_of_searches_are_found_if_no_run_names_them(store: Path) -> Non
     assert found(real_time()) == [], "its run may be about to begin"
 
 
-def test_a_run_whose_merged_model_is_gone_says_how_to_write_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_merged_model_is_gone_says_how_to_write_it_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     gone = made_models() / "first-try-2-0123456789abcdef-1"
     with pytest.raises(ConfigError, match=rf"forge export model first-try-2 --merge --out {gone}"):
         locate_model(ModelTable(path=str(gone)))
 
 
-def test_nothing_is_removed_without_yes(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_removed_without_yes(store, monkeypatch, capsys):
     monkeypatch.setattr(time, "time", later)
     assert run_command(["gc", "--store", str(store)]) == 0
     said = capsys.readouterr()
@@ -151,7 +147,7 @@ def test_nothing_is_removed_without_yes(
     assert (store / "done-1" / "run.db").exists()
 
 
-def test_ps_lists_what_runs(canned_run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_lists_what_runs(canned_run, capsys):
     argv = ["ps", "--store", str(canned_run.root.parent)]
     assert run_command(argv) == 0
     assert "no run is running" in capsys.readouterr().err
@@ -164,9 +160,7 @@ def test_ps_lists_what_runs(canned_run: RunPaths, capsys: pytest.CaptureFixture[
     assert re.search(r"quickstart-1 +│ grpo-3 +│ 12/20 steps +│ 2m05", capsys.readouterr().out)
 
 
-def test_a_supervisor_that_is_silent_is_listed_too(
-    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_supervisor_that_is_silent_is_listed_too(canned_run, capsys):
     write_status(canned_run, {"pid": os.getpid()})
     with open_run_lock(canned_run):
         assert run_command(["ps", "--store", str(canned_run.root.parent)]) == 0

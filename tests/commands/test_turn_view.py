@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
     return anyio.run(write_run, tmp_path / "toy-1", turns)
 
 
-def test_equal_programs_are_stored_once(root: Path) -> None:
+def test_equal_programs_are_stored_once(root):
     with open_run(root) as reader:
         rows = reader.rows("SELECT turn_id, program_id, num_bytes FROM v_programs ORDER BY turn_id")
         bodies = [row[0] for row in reader.query("SELECT body FROM programs").rows]
@@ -52,9 +52,7 @@ def test_equal_programs_are_stored_once(root: Path) -> None:
         ("g4.r0.t0", "this version of forge cannot read the program"),
     ],
 )
-def test_a_turn_is_shown_with_its_program_or_the_reason_for_none(
-    root: Path, turn_id: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_turn_is_shown_with_its_program_or_the_reason_for_none(root, turn_id, words, capsys):
     assert cli.run_command(["show", str(root), "--turn", turn_id]) == 0
     printed = capsys.readouterr().out
     assert words in printed
@@ -66,16 +64,12 @@ def test_a_turn_is_shown_with_its_program_or_the_reason_for_none(
     ("turn_id", "words"),
     [("g9.r0.t0", "toy-1 has no such turn"), ("g1", "not the id of a turn; write g12.r3.t1")],
 )
-def test_a_turn_that_is_none_is_an_error(
-    root: Path, turn_id: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_turn_that_is_none_is_an_error(root, turn_id, words, capsys):
     assert cli.run_command(["show", str(root), "--turn", turn_id]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(tmp_path, capsys):
     other = OtherVerdict(status=Status.CORRECT, reason="ok", detail="")
     made = played(1, program=None, status=Status.WRONG)
     judged = replace(made, verdict=replace(made.verdict, also={"kernelbench": other}))
@@ -90,9 +84,7 @@ def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(
     assert "kernelbench: correct (ok)\n" in capsys.readouterr().out
 
 
-def test_results_by_shape_are_stored_once_and_shown_with_the_turn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_by_shape_are_stored_once_and_shown_with_the_turn(tmp_path, capsys):
     timing = Timing(
         speedup=2.5, speedup_low=2.0, candidate_us=4.0, baseline_us=10.0, candidate_spread_us=0.1,
         baseline_spread_us=0.2,

@@ -40,7 +40,7 @@ def test_keys_of_a_table_include_its_sub_tables_and_all_stages():
 
 
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
-def test_a_stage_is_found_by_its_kind(kind: str):
+def test_a_stage_is_found_by_its_kind(kind):
     for name in (kind, f"stage.{kind}", f"stage {kind}"):
         assert {key.table for key in find_keys(name)} == {f"stage {kind}"}
         assert [key.path for key in find_keys(f"{name}.steps")] == [f"stage {kind}.steps"]

@@ -72,9 +72,7 @@ def file(tmp_path: Path) -> Path:
         (['sinks.project="a/b"'], 'found "a/b"; 1 to 64 letters'),
     ],
 )
-def test_a_mistake_is_one_line(
-    file: Path, given: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_is_one_line(file, given, expected, monkeypatch):
     monkeypatch.setenv("EMPTY_HOOK", "")
     monkeypatch.delenv("NO_SUCH_HOOK", raising=False)
     with pytest.raises(ConfigError) as raised:
@@ -84,14 +82,12 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "[::1]:6379"])
-def test_an_address_may_name_the_head(file: Path, address: str) -> None:
+def test_an_address_may_name_the_head(file, address):
     experiment = load_experiment(file, overrides=[*NODES, f'cluster.address="{address}"'])
     assert experiment.cluster.address == address
 
 
-def test_a_webhook_and_a_variable_for_it_exclude_each_other(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_webhook_and_a_variable_for_it_exclude_each_other(file, monkeypatch):
     monkeypatch.setenv("OUR_HOOK", URL)
     with pytest.raises(ConfigError, match=r"set together with notify\.webhook; exactly one"):
         load_experiment(
@@ -99,7 +95,7 @@ def test_a_webhook_and_a_variable_for_it_exclude_each_other(
         )
 
 
-def test_a_variable_is_not_required_for_another_machine(file: Path) -> None:
+def test_a_variable_is_not_required_for_another_machine(file):
     overrides = ['notify.webhook_env="NO_SUCH_HOOK"']
     elsewhere = load_experiment(file, overrides=overrides, is_here=False)
     assert elsewhere.notify.webhook_env == "NO_SUCH_HOOK"

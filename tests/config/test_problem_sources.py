@@ -46,9 +46,7 @@ use = "train"
 """
 
 
-def test_paths_of_sources_are_relative_to_the_experiment(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_sources_are_relative_to_the_experiment(folder, monkeypatch):
     monkeypatch.chdir("/")
     experiment = load_experiment(write(folder, TWO))
     assert [part.path for part in experiment.problems.sources] == [
@@ -59,12 +57,12 @@ def test_paths_of_sources_are_relative_to_the_experiment(
     assert load_experiment(folder / "resolved.toml") == experiment
 
 
-def test_a_hub_name_stays_a_name(folder: Path) -> None:
+def test_a_hub_name_stays_a_name(folder):
     path = write(folder, '[problems]\nsource = "file"\npath = "org/rows"\n')
     assert load_experiment(path).problems.path == Path("org/rows")
 
 
-def test_set_changes_a_key_of_one_source(folder: Path) -> None:
+def test_set_changes_a_key_of_one_source(folder):
     path = write(folder, TWO)
     changed = load_experiment(path, overrides=["problems.sources.1.weight=0.5"])
     assert changed.problems.weights == {"bench": 2.0, "rows": 0.5}
@@ -111,7 +109,7 @@ def test_set_changes_a_key_of_one_source(folder: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line_with_its_key(problems: str, words: str, folder: Path) -> None:
+def test_a_mistake_is_one_line_with_its_key(problems, words, folder):
     (line,) = mistakes(folder, problems)
     assert words in line
 
@@ -126,9 +124,7 @@ path = "rows.jsonl"
 SFT = '[[stage]]\nkind = "sft"\nsteps = 1\nlearning_rate = 1e-3\n'
 
 
-def test_rows_of_several_sources_have_weights_and_paths_beside_the_experiment(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_several_sources_have_weights_and_paths_beside_the_experiment(folder, monkeypatch):
     monkeypatch.chdir("/")
     experiment = load_experiment(write(folder, MIX, stages=SFT))
     assert experiment.data.weights == {0: 1.0}
@@ -159,7 +155,7 @@ def test_rows_of_several_sources_have_weights_and_paths_beside_the_experiment(
         (f"{BENCH}{MIX}", 'stage.0.kind: found "sft", which needs answers'),
     ],
 )
-def test_a_mistake_in_the_sources_of_rows_is_one_line(data: str, words: str, folder: Path) -> None:
+def test_a_mistake_in_the_sources_of_rows_is_one_line(data, words, folder):
     (line,) = mistakes(folder, data, stages=SFT)
     assert words in line
 
@@ -178,14 +174,14 @@ learning_rate = 1e-3
 TINY = 'name = "x"\n[model]\ninit = "tiny"\n'
 
 
-def test_without_rows_a_directory_has_no_answers_to_learn_from(folder: Path) -> None:
+def test_without_rows_a_directory_has_no_answers_to_learn_from(folder):
     lines = mistakes(folder, BENCH, head=TINY, stages=SFT_THEN_GRPO)
     assert len(lines) == 2
     assert "tokenizer learns from answers" in lines[0]
     assert 'found "sft", which needs answers' in lines[1]
 
 
-def test_a_missing_kernelbench_comes_with_the_command_that_fetches_it(folder: Path) -> None:
+def test_a_missing_kernelbench_comes_with_the_command_that_fetches_it(folder):
     (line,) = mistakes(folder, '[problems]\nsource = "dir"\npath = "KernelBench/KernelBench"\n')
     clone = "git clone https://github.com/ScalingIntelligence/KernelBench"
     assert line.endswith(f"; {clone} {folder}/KernelBench")

@@ -47,9 +47,7 @@ def plan_for(name: str, gpus: str, tmp_path: Path) -> Plan:
 
 @pytest.mark.parametrize("gpus", EIGHT)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_plans_for_eight_gpus_or_says_what_is_missing(
-    name: str, gpus: str, tmp_path: Path
-) -> None:
+def test_every_recipe_plans_for_eight_gpus_or_says_what_is_missing(name, gpus, tmp_path):
     if gpus in TOO_SMALL.get(name, ()):
         with pytest.raises(MachineError, match=rf"{name}: GPU \d .* GB"):
             plan_for(name, gpus, tmp_path)
@@ -59,9 +57,7 @@ def test_every_recipe_plans_for_eight_gpus_or_says_what_is_missing(
     assert planned.params, "the shape of its model is known without a download"
 
 
-def test_every_recipe_prints_its_prompt_for_a_machine_that_is_elsewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_recipe_prints_its_prompt_for_a_machine_that_is_elsewhere(capsys):
     problem = str(ROOT / "tests/zoo/problems/relu.py")
     for name in NAMES:
         argv = ["data", "prompt", problem, "--experiment", str(FOLDER / f"{name}.toml")]
@@ -75,8 +71,8 @@ def test_every_recipe_prints_its_prompt_for_a_machine_that_is_elsewhere(
 
 @pytest.mark.parametrize(("name", "gpus"), ONE_CARD.items())
 def test_a_recipe_for_one_gpu_runs_engine_trainer_and_judge_on_it_without_sleep(
-    name: str, gpus: str, tmp_path: Path
-) -> None:
+    name, gpus, tmp_path
+):
     placement = plan_for(name, gpus, tmp_path).placement
     assert [placement.roles_of(gpu.uuid) for gpu in placement.gpus] == [("serve", "judge", "train")]
     assert not placement.sleeps
@@ -86,7 +82,7 @@ TRAINED_ON = {"rows/trinity.toml": ["trinity-mini-grpo", "trinity-mini-qlora-sft
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b-full", "qwen3-8b-kernelbook-sft"])
-def test_a_harvest_has_the_policy_and_the_folder_of_the_recipe_that_trains_on_it(name: str) -> None:
+def test_a_harvest_has_the_policy_and_the_folder_of_the_recipe_that_trains_on_it(name):
     text, recipe = (FOLDER / f"{name}.toml").read_text(), load(name)
     found = re.search(r"forge data harvest \S+ --policy (\S+) --out experiments/(\S+)", text)
     assert found[1] == recipe.judge.policy
@@ -95,9 +91,7 @@ def test_a_harvest_has_the_policy_and_the_folder_of_the_recipe_that_trains_on_it
 
 
 @pytest.mark.parametrize("file", TRAINED_ON)
-def test_rows_have_the_prompts_and_the_policy_of_the_recipes_that_train_on_them(
-    file: str, tmp_path: Path
-) -> None:
+def test_rows_have_the_prompts_and_the_policy_of_the_recipes_that_train_on_them(file, tmp_path):
     (heldout := tmp_path / "problems").mkdir()
     overrides = [f'heldout.paths=["{heldout}"]', f"input.path={tmp_path}"]
     build = load_build(FOLDER / file, overrides=overrides)
@@ -114,13 +108,13 @@ def test_rows_have_the_prompts_and_the_policy_of_the_recipes_that_train_on_them(
                 load_experiment(written[0], overrides=[f"problems.path={heldout}"])
 
 
-def test_the_documents_list_every_recipe() -> None:
+def test_the_documents_list_every_recipe():
     text = (FOLDER.parent / "docs/how-to/recipes.md").read_text()
     assert [name for name in NAMES if f"`experiments/{name}.toml`" not in text] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_written_recipe_loads_without_a_checkout(name: str, tmp_path: Path) -> None:
+def test_a_written_recipe_loads_without_a_checkout(name, tmp_path):
     written = write_recipe(name, into=tmp_path)
     assert written[0] == tmp_path / f"{name}.toml"
     assert load_experiment(written[0], is_here=False).name == name
@@ -128,9 +122,7 @@ def test_a_written_recipe_loads_without_a_checkout(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("folder", ["experiments", "examples", "written"])
-def test_the_first_line_of_an_experiment_names_a_schema_that_is_there(
-    folder: str, tmp_path: Path
-) -> None:
+def test_the_first_line_of_an_experiment_names_a_schema_that_is_there(folder, tmp_path):
     if folder == "written":
         write_recipe("quickstart", into=tmp_path)
     found = (tmp_path if folder == "written" else ROOT / folder).rglob("*.toml")
@@ -142,9 +134,7 @@ def test_the_first_line_of_an_experiment_names_a_schema_that_is_there(
         assert json.loads((path.parent / named[1]).read_text())["title"] == "Experiment"
 
 
-def test_without_a_name_all_recipes_are_listed_with_a_sentence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_name_all_recipes_are_listed_with_a_sentence(capsys):
     assert run_command(["init", "--json"]) == 0
     listed = {each["name"]: each["summary"] for each in json.loads(capsys.readouterr().out)}
     assert sorted(listed) == NAMES
@@ -153,7 +143,7 @@ def test_without_a_name_all_recipes_are_listed_with_a_sentence(
     assert all(name in capsys.readouterr().out for name in NAMES[:1])
 
 
-def test_an_unknown_name_is_one_line_with_the_nearest_and_all(tmp_path: Path) -> None:
+def test_an_unknown_name_is_one_line_with_the_nearest_and_all(tmp_path):
     with pytest.raises(ConfigError) as raised:
         write_recipe("quikstart", into=tmp_path)
     said = str(raised.value)
@@ -162,14 +152,14 @@ def test_an_unknown_name_is_one_line_with_the_nearest_and_all(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_the_way_stops_init_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_file_in_the_way_stops_init_before_anything_is_written(tmp_path):
     (tmp_path / "mi300x-8b.toml").write_text("mine")
     with pytest.raises(ConfigError, match=r"mi300x-8b\.toml: it exists with other content"):
         write_recipe("mi300x-8b-single-turn", into=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mi300x-8b.toml"]
 
 
-def test_only_a_schema_of_forge_is_replaced(tmp_path: Path) -> None:
+def test_only_a_schema_of_forge_is_replaced(tmp_path):
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps({"title": "mine"}))
     with pytest.raises(ConfigError, match=r"schema\.json: it exists with other content"):
@@ -180,6 +170,6 @@ def test_only_a_schema_of_forge_is_replaced(tmp_path: Path) -> None:
     assert schema.read_text() == (ROOT / "experiments/schema.json").read_text()
 
 
-def test_a_missing_file_with_the_name_of_a_recipe_names_init(tmp_path: Path) -> None:
+def test_a_missing_file_with_the_name_of_a_recipe_names_init(tmp_path):
     with pytest.raises(ConfigError, match=r'no such file; "forge init quickstart" writes it$'):
         load_experiment(tmp_path / "quickstart.toml")

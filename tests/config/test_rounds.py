@@ -41,7 +41,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_run_has_the_stages_of_each_round_after_its_others(tmp_path: Path) -> None:
+def test_a_run_has_the_stages_of_each_round_after_its_others(tmp_path):
     path = write(tmp_path, HEAD + BEFORE + ROUND)
     experiment = load_experiment(path, overrides=["round.0.repeat=2"])
     assert [stage.label(index) for index, stage in enumerate(experiment.stage)] == [
@@ -53,7 +53,7 @@ def test_a_run_has_the_stages_of_each_round_after_its_others(tmp_path: Path) -> 
     assert load_experiment(resolved) == experiment, "a resumed run has no rounds to repeat"
 
 
-def test_rounds_are_counted_on_and_a_file_may_have_nothing_else(tmp_path: Path) -> None:
+def test_rounds_are_counted_on_and_a_file_may_have_nothing_else(tmp_path):
     path = write(tmp_path, HEAD + BEFORE + ROUND + ROUND)
     experiment = load_experiment(path)
     assert [stage.round for stage in experiment.stage[-3:]] == [6] * 3
@@ -91,16 +91,14 @@ def test_rounds_are_counted_on_and_a_file_may_have_nothing_else(tmp_path: Path) 
         ("", "stage: found none; one [[stage]] or more, or [[round]]"),
     ],
 )
-def test_a_mistake_in_a_round_is_one_line_with_its_place(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_a_mistake_in_a_round_is_one_line_with_its_place(tmp_path, text, said):
     with pytest.raises(ConfigError) as found:
         load_experiment(write(tmp_path, HEAD + text))
     lines = [line for line in str(found.value).splitlines() if said in line]
     assert len(lines) == 1, found.value
 
 
-def test_answers_of_grpo_are_a_source_of_rows(tmp_path: Path) -> None:
+def test_answers_of_grpo_are_a_source_of_rows(tmp_path):
     grpo = '[[stage]]\nkind = "grpo"\nsteps = 2\nlearning_rate = 1e-3\n'
     own = BEFORE + 'source = "rollouts"\n'
     assert load_experiment(write(tmp_path, HEAD + BEFORE + grpo + own)).stage[2].kind == "sft"

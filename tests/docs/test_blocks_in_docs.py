@@ -37,7 +37,7 @@ def by_place(block: Block) -> str:
 
 
 @pytest.mark.parametrize("block", TOML, ids=by_place)
-def test_a_toml_block_loads(block: Block, tmp_path: Path) -> None:
+def test_a_toml_block_loads(block, tmp_path):
     """A block with `[input]` is a build of rows, one that begins with a name an experiment; any
     other one is part of an experiment."""
     for name, text in NEXT_TO_IT.items():
@@ -70,7 +70,7 @@ def load_part(text: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=by_place)
-def test_a_python_block_parses_and_names_what_exists(block: Block) -> None:
+def test_a_python_block_parses_and_names_what_exists(block):
     tree = ast.parse(block.text)
     for node in ast.walk(tree):
         match node:
@@ -100,7 +100,7 @@ def named_keys() -> dict[str, str]:
     }
 
 
-def test_every_key_that_a_document_names_exists() -> None:
+def test_every_key_that_a_document_names_exists():
     known = {key.path for key in all_keys()} | {key.table for key in all_keys()}
     assert len(named_keys()) >= 30
     assert {key: page for key, page in named_keys().items() if key not in known} == {}
@@ -120,14 +120,14 @@ def mathml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("mathml")
-def test_no_line_begins_with_a_formula_which_markdown_would_take_for_a_paragraph() -> None:
+def test_no_line_begins_with_a_formula_which_markdown_would_take_for_a_paragraph():
     lines = on_page_markdown(PAGE).splitlines()
     assert not [line for line in lines if line.startswith("<math")]
     assert [line for line in lines if '<span><math display="inline">' in line] == lines[-2:]
 
 
 @pytest.mark.usefixtures("mathml")
-def test_a_formula_of_its_own_is_in_an_element_that_scrolls() -> None:
+def test_a_formula_of_its_own_is_in_an_element_that_scrolls():
     assert '<div class="formula"><math display="block">a_b</math></div>' in on_page_markdown(PAGE)
 
 
@@ -149,6 +149,6 @@ def row_of(name: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def test_the_table_of_models_says_what_is_tested() -> None:
+def test_the_table_of_models_says_what_is_tested():
     rows = [line for line in MODELS_PAGE.read_text().splitlines() if line.startswith("| `")]
     assert rows[1:] == [row_of(name) for name in ARCHITECTURES]

@@ -74,14 +74,14 @@ def parse(arguments: Sequence[str]) -> str:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_line_of_a_document_is_accepted(line: str) -> None:
+def test_a_command_line_of_a_document_is_accepted(line):
     try:
         parse(COMMANDS[line].forge)
     except Exception as error:
         pytest.fail(f"{COMMANDS[line].place}: forge {line}: {error}")
 
 
-def test_every_command_is_in_a_block_that_is_run_or_marked() -> None:
+def test_every_command_is_in_a_block_that_is_run_or_marked():
     assert read_blocks("bash", "console", "shell", "zsh") == []
     assert [each.place for each in BLOCKS if re.search(r"^\$ ", each.text, re.MULTILINE)] == []
     for block in BLOCKS:
@@ -120,9 +120,7 @@ def write_file(block: Block) -> bool:
 
 
 @pytest.mark.parametrize("page", GUIDES)
-def test_what_only_looks_works_as_written_and_what_is_marked_is_planned(
-    page: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_only_looks_works_as_written_and_what_is_marked_is_planned(page, here, capsys):
     blocks = [block for block in BLOCKS if block.page == page]
     for block in blocks:
         is_file = block.language in ("python", "toml") and write_file(block)
@@ -164,7 +162,7 @@ def check_marked(command: Command, blocks: Sequence[Block]) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", GUIDES)
-def test_a_page_works_as_written(page: str, here: Path) -> None:
+def test_a_page_works_as_written(page, here):
     """Each block in a shell or in Python; after a verdict stands what the page shows."""
     printed, port = "", str(free_port())
     with ExitStack() as servers:
@@ -220,7 +218,7 @@ def without_times(text: str) -> str:
     return re.sub(r" *\d+\.\d+ (?=[mu]?s)", " ", text).strip()
 
 
-def test_every_extra_that_pip_installs_in_a_document_exists() -> None:
+def test_every_extra_that_pip_installs_in_a_document_exists():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     asked = re.findall(r"pip install '(?:dist/)?([\w.-]+?)(?:-\d[\w.-]*)?\[([\w,]+)\]'", text)
@@ -236,12 +234,12 @@ def read_other_lines() -> list[tuple[str, list[str]]]:
     return [(each.place, each.words) for each in read_commands() if not each.forge]
 
 
-def test_the_documented_vllm_is_the_tested_one() -> None:
+def test_the_documented_vllm_is_the_tested_one():
     asked = [words[-1] for _, words in read_other_lines() if words[0] == "vllm-env/bin/pip"]
     assert asked == [f"vllm=={TESTED_VLLM}.*"]
 
 
-def test_the_body_of_every_request_with_curl_is_a_request_of_the_judge() -> None:
+def test_the_body_of_every_request_with_curl_is_a_request_of_the_judge():
     bodies = [words[words.index("-d") + 1] for _, words in read_other_lines() if "-d" in words]
     assert bodies
     for body in bodies:

@@ -51,7 +51,7 @@ def known() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", DOCS)
-def test_every_command_and_option_that_a_document_names_exists(name: str) -> None:
+def test_every_command_and_option_that_a_document_names_exists(name):
     for command, options in find_commands((ROOT / name).read_text(encoding="utf-8")):
         assert command in known(), f"{name}: there is no forge {command}"
         absent = options - known()[command] - {"--help"}
@@ -59,14 +59,14 @@ def test_every_command_and_option_that_a_document_names_exists(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", DOCS)
-def test_every_file_that_a_document_names_exists(name: str) -> None:
+def test_every_file_that_a_document_names_exists(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     named = re.findall(r"`((?:forge|tui|experiments|tests|bench)/[\w./-]*)`", text)
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("name", LINKING)
-def test_every_link_of_a_document_leads_somewhere_before_anything_is_generated(name: str) -> None:
+def test_every_link_of_a_document_leads_somewhere_before_anything_is_generated(name):
     page = ROOT / name
     linked = re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8"))
     absent = [
@@ -87,20 +87,20 @@ def anchors(page: Path) -> set[str]:
     return made | set(re.findall(r'<a id="([\w-]+)">', text))
 
 
-def test_the_readme_has_at_most_8_kB_and_two_commands_to_begin_with() -> None:
+def test_the_readme_has_at_most_8_kB_and_two_commands_to_begin_with():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.encode()) <= 8000
     begin = next(block for block in read_blocks("sh") if block.page == "README.md").commands
     assert [each.words[:2] for each in begin] == [["make", "quickstart"], ["make", "test"]]
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation():
     listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if not re.search(rf"[-:] {page}$", listed, re.MULTILINE)] == []
 
 
-def test_the_notes_for_contributors_name_every_folder_of_forge() -> None:
+def test_the_notes_for_contributors_name_every_folder_of_forge():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     folders = [path.parent for path in (ROOT / "forge").glob("*/__init__.py")]
     names = [folder.name for folder in folders if not folder.is_symlink()]
@@ -108,11 +108,11 @@ def test_the_notes_for_contributors_name_every_folder_of_forge() -> None:
     assert absent == []
 
 
-def test_the_notes_for_agents_stay_under_60_lines() -> None:
+def test_the_notes_for_agents_stay_under_60_lines():
     assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) < 60
 
 
-def test_every_make_target_that_a_document_names_exists() -> None:
+def test_every_make_target_that_a_document_names_exists():
     rules = (ROOT / "Makefile").read_text(encoding="utf-8")
     for name in DOCS:
         for target in re.findall(r"`make ([a-z-]+)", (ROOT / name).read_text(encoding="utf-8")):
@@ -146,7 +146,7 @@ def is_in_sources(message: str) -> bool:
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_a_message_that_is_explained_exists(message: str) -> None:
+def test_a_message_that_is_explained_exists(message):
     assert fixed_parts(message)
     assert is_in_sources(message)
 
@@ -156,7 +156,7 @@ ATTACKS = {path.stem: len(json.loads(path.read_text())) for path in FOLDER.glob(
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results/index.md"])
-def test_a_document_counts_cheats_and_attacks(name: str) -> None:
+def test_a_document_counts_cheats_and_attacks(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     found = re.findall(
         r"[Oo]f (\d+) cheats and (\d+) attacks .* (\w+) are (?:accepted|judged)", text
@@ -165,7 +165,7 @@ def test_a_document_counts_cheats_and_attacks(name: str) -> None:
     assert ATTACKS["accepted_attacks"] == 3
 
 
-def test_the_results_of_the_judge_count_cheats_and_honest_kernels() -> None:
+def test_the_results_of_the_judge_count_cheats_and_honest_kernels():
     text = (ROOT / "docs/results/judge.md").read_text(encoding="utf-8")
     num_honest = len(load("honest"))
     assert f"| cheats of the zoo judged correct | 0 of {NUM_CHEATS} |" in text

@@ -60,7 +60,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.frameworks
-def test_a_client_from_pypi_plays_three_turns(client: str, url: str) -> None:
+def test_a_client_from_pypi_plays_three_turns(client, url):
     answers = (CODE.replace("tl.store", "tl.stor"), CODE.replace("+ 1", "+ 2"), CODE)
     played = play(client, url, *answers)
     assert played["turns"] == [
@@ -70,7 +70,7 @@ def test_a_client_from_pypi_plays_three_turns(client: str, url: str) -> None:
     assert played["states"][0]["step_count"] == 3
 
 
-def test_clients_at_the_same_time_have_episodes_of_their_own(client: str, url: str) -> None:
+def test_clients_at_the_same_time_have_episodes_of_their_own(client, url):
     played = play(client, url, CODE.replace("+ 1", "+ 2"), f"```python\n{CODE}```", num=16)
     assert all(turns[-1] == [0.8, True, True] for turns in played["turns"])
     assert len({state["episode_id"] for state in played["states"]}) == 16

@@ -42,7 +42,7 @@ def act(text: str) -> KernelAction:
     return KernelAction(code=text)
 
 
-async def test_an_episode_ends_with_a_correct_answer() -> None:
+async def test_an_episode_ends_with_a_correct_answer():
     episode = episode_of()
     first = episode.start()
     assert (first.turn, first.done, first.reward, first.feedback) == (0, False, 0.0, "")
@@ -59,7 +59,7 @@ async def test_an_episode_ends_with_a_correct_answer() -> None:
         await episode.step(act(CODE))
 
 
-async def test_a_timed_answer_ends_it_at_the_speed_that_the_reward_asks_for() -> None:
+async def test_a_timed_answer_ends_it_at_the_speed_that_the_reward_asks_for():
     fast = replace(SLOW, speedup=2.2, speedup_low=2.1)
     episode = episode_of(replace(RIGHT, timing=SLOW), replace(RIGHT, timing=fast))
     slow = await episode.step(act(CODE))
@@ -68,7 +68,7 @@ async def test_a_timed_answer_ends_it_at_the_speed_that_the_reward_asks_for() ->
     assert episode.state().best_speedup == 2.2
 
 
-async def test_an_improvement_is_paid_over_the_answer_before() -> None:
+async def test_an_improvement_is_paid_over_the_answer_before():
     fast = replace(SLOW, speedup=2.2, speedup_low=2.1)
     episode = episode_of(replace(RIGHT, timing=SLOW), replace(RIGHT, timing=fast))
     episode.rules = replace(episode.rules, reward=RewardTable(improvement=1.0))
@@ -77,7 +77,7 @@ async def test_an_improvement_is_paid_over_the_answer_before() -> None:
     assert second["improvement"] == pytest.approx(math.log(2.1 / 1.4))
 
 
-async def test_two_answers_at_once_are_not_one_turn() -> None:
+async def test_two_answers_at_once_are_not_one_turn():
     episode = episode_of(pause_s=0.05)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(episode.step, act(CODE))
@@ -87,7 +87,7 @@ async def test_two_answers_at_once_are_not_one_turn() -> None:
     assert episode.turn == 1
 
 
-async def test_an_answer_without_code_is_a_turn_and_no_work_for_the_judge() -> None:
+async def test_an_answer_without_code_is_a_turn_and_no_work_for_the_judge():
     judge = ScriptedJudge()
     episode = Episode(rules=rules_of(judge), episode_id="e", name="L1_1_Add", problem=PROBLEM)
     seen = await episode.step(act("```python\nx = 1\n```"))
@@ -108,7 +108,7 @@ RENAMED = CODE.replace("ModelNew", "Model")
         f"```\n{RENAMED}```",
     ],
 )
-def test_code_is_found_in_sources_and_replies(text: str) -> None:
+def test_code_is_found_in_sources_and_replies(text):
     found = answer_in(text, entry_point="Model")
     assert found.strip() == CODE.strip() or found.endswith("ModelNew = Model\n")
 
@@ -122,7 +122,7 @@ def test_code_is_found_in_sources_and_replies(text: str) -> None:
         f"class Model:\n    pass\n\n\n{CODE}",
     ],
 )
-def test_an_answer_without_code_or_with_the_name_keeps_its_bytes(text: str) -> None:
+def test_an_answer_without_code_or_with_the_name_keeps_its_bytes(text):
     assert answer_in(text, entry_point="Model") == text
 
 
@@ -136,7 +136,7 @@ def test_an_answer_without_code_or_with_the_name_keeps_its_bytes(text: str) -> N
         ("Chain", "L2_1_Chain"),
     ],
 )
-def test_a_problem_is_found_by_all_of_its_names(asked: str, name: str) -> None:
+def test_a_problem_is_found_by_all_of_its_names(asked, name):
     ids = ("level1/1_Add", "level1/12_Mul", "level2/1_Chain")
     by_name = {
         known: replace(PROBLEM, problem_id=problem_id)
@@ -145,7 +145,7 @@ def test_a_problem_is_found_by_all_of_its_names(asked: str, name: str) -> None:
     assert ServedProblems(by_name=by_name).find(asked)[0] == name
 
 
-def test_directories_files_and_rows_are_served(tmp_path: Path) -> None:
+def test_directories_files_and_rows_are_served(tmp_path):
     def names(path: Path) -> list[str]:
         return list(serve_problems(known_problems(path)).names)
 
@@ -164,14 +164,14 @@ def test_directories_files_and_rows_are_served(tmp_path: Path) -> None:
         names(tmp_path)
 
 
-async def test_a_given_source_must_be_a_problem() -> None:
+async def test_a_given_source_must_be_a_problem():
     assert (await given_problem(SOURCE)).source == SOURCE
     assert (await given_problem(f"{SOURCE}\n# {'x' * 100_000}")).entry_point == "Model"
     with pytest.raises(Refusal, match=r"reference_code: "):
         await given_problem("x = 1")
 
 
-async def test_episodes_are_bounded_and_expire() -> None:
+async def test_episodes_are_bounded_and_expire():
     sessions = Sessions(limit=2, idle_s=10.0)
     first, second = episode_of(RIGHT, episode_id="a"), episode_of(episode_id="b")
     sessions.open(first, now=0.0)
@@ -189,7 +189,7 @@ async def test_episodes_are_bounded_and_expire() -> None:
     assert sessions.num_open == 0
 
 
-async def test_an_episode_does_not_expire_while_it_is_judged() -> None:
+async def test_an_episode_does_not_expire_while_it_is_judged():
     sessions, episode = Sessions(limit=2, idle_s=10.0), episode_of(pause_s=0.05)
     sessions.open(episode, now=0.0)
     async with anyio.create_task_group() as tasks:

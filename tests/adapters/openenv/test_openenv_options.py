@@ -1,7 +1,6 @@
 """Options of `forge judge --serve --openenv`: one line for each that cannot be used."""
 
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 
 import pytest
 
@@ -22,13 +21,7 @@ LISTEN = ("--listen", "127.0.0.1:0")
         (("FOLDER", "--serve", "--openenv"), "needs either --socket PATH or --listen"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named(
-    argv: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_option_that_cannot_be_used_is_named(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(server, "find_spec", lambda name: ModuleSpec(name, None))
     given = [str(tmp_path) if each == "FOLDER" else each for each in argv]
     assert run_command(["judge", *given, "--device", "cpu"]) == 2
@@ -37,9 +30,7 @@ def test_an_option_that_cannot_be_used_is_named(
     assert shown.strip().count("\n") == 0
 
 
-def test_a_missing_package_is_named_with_its_installation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_package_is_named_with_its_installation(monkeypatch, capsys):
     monkeypatch.setattr(server, "find_spec", lambda name: None)
     assert run_command(["judge", "--serve", "--openenv", *LISTEN, "--device", "cpu"]) == 3
     assert "pip install 'forge-kernels[openenv]'" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -38,7 +37,7 @@ def say(socket: Any, kind: str, **data: Any) -> dict[str, Any]:
     return socket.receive_json()
 
 
-def test_three_turns_over_a_websocket() -> None:
+def test_three_turns_over_a_websocket():
     with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
         first = say(socket, "reset", problem_id="L1_12_Mul")
         assert first["type"] == "observation"
@@ -53,7 +52,7 @@ def test_three_turns_over_a_websocket() -> None:
         assert say(socket, "reset")["data"]["observation"]["turn"] == 0
 
 
-def test_observations_have_the_fields_of_kernrl_and_no_other() -> None:
+def test_observations_have_the_fields_of_kernrl_and_no_other():
     kernrl = {
         "problem_id", "problem_description", "reference_code", "gpu_info", "turn", "max_turns",
         "feedback", "compilation_success", "compilation_error", "correctness_pass", "max_diff",
@@ -85,9 +84,7 @@ def test_observations_have_the_fields_of_kernrl_and_no_other() -> None:
         ('{"type": "reset", "data": 7}', "VALIDATION_ERROR", "body: found a number"),
     ],
 )
-def test_a_bad_message_gets_one_line_and_the_connection_stays(
-    message: str, code: str, text: str
-) -> None:
+def test_a_bad_message_gets_one_line_and_the_connection_stays(message, code, text):
     with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
         socket.send_text(message)
         answer = socket.receive_json()
@@ -97,7 +94,7 @@ def test_a_bad_message_gets_one_line_and_the_connection_stays(
         assert say(socket, "reset")["type"] == "observation"
 
 
-def test_a_bad_action_names_its_field() -> None:
+def test_a_bad_action_names_its_field():
     with client_of(scripted_environment()) as client, client.websocket_connect("/ws") as socket:
         say(socket, "reset")
         for data, text in (
@@ -110,7 +107,7 @@ def test_a_bad_action_names_its_field() -> None:
 
 
 @pytest.mark.parametrize("verdict", [FAULT, HOPELESS])
-def test_a_fault_is_an_error_and_never_a_reward(verdict) -> None:
+def test_a_fault_is_an_error_and_never_a_reward(verdict):
     environment = scripted_environment(verdict, RIGHT)
     with client_of(environment) as client, client.websocket_connect("/ws") as socket:
         say(socket, "reset")
@@ -120,7 +117,7 @@ def test_a_fault_is_an_error_and_never_a_reward(verdict) -> None:
         assert say(socket, "step", code=CODE)["data"]["reward"] == 0.8
 
 
-def test_a_client_beyond_the_limit_is_refused_until_another_leaves() -> None:
+def test_a_client_beyond_the_limit_is_refused_until_another_leaves():
     with client_of(scripted_environment(limit=1)) as client:
         with client.websocket_connect("/ws") as first:
             assert say(first, "reset")["type"] == "observation"
@@ -130,7 +127,7 @@ def test_a_client_beyond_the_limit_is_refused_until_another_leaves() -> None:
             assert say(third, "reset")["type"] == "observation"
 
 
-def test_a_silent_client_is_disconnected() -> None:
+def test_a_silent_client_is_disconnected():
     environment = scripted_environment(idle_s=0.05)
     with client_of(environment) as client, client.websocket_connect("/ws") as socket:
         answer = socket.receive_json()
@@ -139,7 +136,7 @@ def test_a_silent_client_is_disconnected() -> None:
     assert environment.sessions.num_open == 0
 
 
-def test_a_client_that_hangs_up_frees_its_place_and_the_judge() -> None:
+def test_a_client_that_hangs_up_frees_its_place_and_the_judge():
     environment = scripted_environment(pause_s=30.0, limit=1)
     with client_of(environment) as client:
         for _ in range(3):
@@ -151,7 +148,7 @@ def test_a_client_that_hangs_up_frees_its_place_and_the_judge() -> None:
     assert environment.sessions.num_open == 0
 
 
-def test_three_turns_over_http() -> None:
+def test_three_turns_over_http():
     with client_of(scripted_environment()) as client:
         first = client.post("/reset", json={"problem_id": "1_Chain"}).json()
         episode = first["observation"]["metadata"]["episode_id"]
@@ -163,7 +160,7 @@ def test_three_turns_over_http() -> None:
         assert client.post("/step", json=body).status_code == 409
 
 
-def test_a_step_without_an_episode_means_the_only_one() -> None:
+def test_a_step_without_an_episode_means_the_only_one():
     with client_of(scripted_environment()) as client:
         assert client.get("/state").json()["episode_id"] is None
         body = {"action": {"code": CODE}}
@@ -176,7 +173,7 @@ def test_a_step_without_an_episode_means_the_only_one() -> None:
         assert client.get("/state?episode_id=other").status_code == 404
 
 
-def test_http_refuses_in_one_line() -> None:
+def test_http_refuses_in_one_line():
     with client_of(scripted_environment(FAULT, HOPELESS, limit=1)) as client:
         assert client.post("/reset", json={"problem_id": "z"}).status_code == 422
         assert client.post("/reset", content=b"{", headers=JSON).status_code == 422
@@ -192,7 +189,7 @@ def test_http_refuses_in_one_line() -> None:
 JSON = {"Content-Type": "application/json"}
 
 
-def test_tools_of_openenv_find_what_they_ask_for() -> None:
+def test_tools_of_openenv_find_what_they_ask_for():
     with client_of(scripted_environment()) as client:
         assert set(client.get("/metadata").json()) == {"name", "description", "version"}
         schema = client.get("/schema").json()
@@ -203,7 +200,7 @@ def test_tools_of_openenv_find_what_they_ask_for() -> None:
         assert client.post("/mcp", json={}).json()["jsonrpc"] == "2.0"
 
 
-def test_a_websocket_needs_the_token() -> None:
+def test_a_websocket_needs_the_token():
     with client_of(scripted_environment(), token="secret") as client:
         with (
             pytest.raises(WebSocketDenialResponse) as refused,
@@ -221,7 +218,7 @@ LOOPBACK = {"Host": "127.0.0.1:8000"}
 @pytest.mark.parametrize(
     "headers", [{**LOOPBACK, "Origin": "http://evil"}, {"Host": "evil.example"}]
 )
-def test_no_web_page_opens_a_websocket_of_loopback(headers: dict[str, str]) -> None:
+def test_no_web_page_opens_a_websocket_of_loopback(headers):
     with client_of(scripted_environment(), is_local=True) as client:
         with (
             pytest.raises(WebSocketDenialResponse) as refused,
@@ -233,7 +230,7 @@ def test_no_web_page_opens_a_websocket_of_loopback(headers: dict[str, str]) -> N
             assert say(socket, "reset")["type"] == "observation"
 
 
-def test_a_step_over_http_whose_client_hangs_up_frees_its_episode(tmp_path: Path) -> None:
+def test_a_step_over_http_whose_client_hangs_up_frees_its_episode(tmp_path):
     environment = scripted_environment(pause_s=60.0)
 
     async def main() -> None:

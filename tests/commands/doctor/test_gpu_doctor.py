@@ -28,7 +28,7 @@ def need_two_gpus() -> None:
         pytest.skip("needs two GPUs")
 
 
-def test_a_kernel_is_compiled_and_run_on_each_gpu_which_is_free_afterwards(tmp_path: Path) -> None:
+def test_a_kernel_is_compiled_and_run_on_each_gpu_which_is_free_afterwards(tmp_path):
     found = examined(tmp_path)
     for gpu in inventory():
         kernel = found[f"kernel on GPU {gpu.index}"]
@@ -41,14 +41,14 @@ def test_a_kernel_is_compiled_and_run_on_each_gpu_which_is_free_afterwards(tmp_p
         time.sleep(0.2)
 
 
-def test_two_gpus_add_up_correctly(tmp_path: Path) -> None:
+def test_two_gpus_add_up_correctly(tmp_path):
     need_two_gpus()
     found = examined(tmp_path)
     expected = f"gloo and NCCL add up correctly over {len(inventory())} GPUs"
     assert found["all-reduce"] == Finding(name="all-reduce", found=expected)
 
 
-def test_a_gpu_that_a_run_holds_is_named_and_left_alone(tmp_path: Path) -> None:
+def test_a_gpu_that_a_run_holds_is_named_and_left_alone(tmp_path):
     first = inventory()[0]
     with claim([first], run="held-1"):
         found = examined(tmp_path)
@@ -61,9 +61,7 @@ def test_a_gpu_that_a_run_holds_is_named_and_left_alone(tmp_path: Path) -> None:
         assert found[f"kernel on GPU {inventory()[1].index}"].found.endswith(RIGHT)
 
 
-def test_a_sum_whose_rank_dies_ends_within_its_deadline_with_the_rank_s_error(
-    tmp_path: Path,
-) -> None:
+def test_a_sum_whose_rank_dies_ends_within_its_deadline_with_the_rank_s_error(tmp_path):
     need_two_gpus()
     uuids = [gpu.uuid for gpu in inventory()[:2]]
 

@@ -70,7 +70,7 @@ def nodes(*names: str) -> dict[str, Any]:
     return {"nodes": frozenset(names)}
 
 
-def test_a_machine_with_plenty_of_everything_has_no_problem() -> None:
+def test_a_machine_with_plenty_of_everything_has_no_problem():
     found = check(HOST)
     assert {each.severity for each in found.values()} == {OK}
     assert all(not each.fix for each in found.values())
@@ -135,9 +135,7 @@ def test_a_machine_with_plenty_of_everything_has_no_problem() -> None:
         ({"now": 0.0}, "clock", WARNING, "set-ntp"),
     ],
 )  # fmt: skip
-def test_a_row_has_its_severity_and_fix(
-    changes: dict[str, Any], name: str, severity: Severity, fix: str
-) -> None:
+def test_a_row_has_its_severity_and_fix(changes, name, severity, fix):
     found = check(replace(HOST, **changes))
     assert found[name].severity is severity
     assert fix in found[name].fix
@@ -145,7 +143,7 @@ def test_a_row_has_its_severity_and_fix(
     assert all(each.severity is OK for each in found.values() if each.name != name)
 
 
-def test_gpus_are_found_on_the_pci_bus_and_in_dev(tmp_path: Path) -> None:
+def test_gpus_are_found_on_the_pci_bus_and_in_dev(tmp_path):
     for slot, vendor, kind in (
         ("0000:01:00.0", "0x10de", "0x030200"),
         ("0000:02:00.0", "0x1002", "0x120000"),
@@ -166,7 +164,7 @@ def test_gpus_are_found_on_the_pci_bus_and_in_dev(tmp_path: Path) -> None:
     assert read_devices(root=tmp_path)["on_bus"] == {Vendor.NVIDIA}
 
 
-def test_the_flags_that_dockers_default_lacks_are_named() -> None:
+def test_the_flags_that_dockers_default_lacks_are_named():
     assert sandbox_flags(DOCKER) == [
         "--cap-add SYS_ADMIN",
         "--security-opt seccomp=unconfined",
@@ -200,8 +198,8 @@ USER = replace(HOST, uid=1000, capabilities=0)
     ],
 )
 def test_a_sandbox_weaker_than_needed_has_the_flags_or_the_sysctl_that_it_lacks(
-    level: str | None, refused: list[str], facts: HostFacts, severity: Severity, fix: str
-) -> None:
+    level, refused, facts, severity, fix
+):
     answer = {"level": level, "refused": refused, "serves_gpus": not refused}
     sysctls = {"kernel.apparmor_restrict_unprivileged_userns": "1"}
     found = check_sandbox(Outcome(answers=(answer,)), facts, sysctls=sysctls)
@@ -211,7 +209,7 @@ def test_a_sandbox_weaker_than_needed_has_the_flags_or_the_sysctl_that_it_lacks(
     assert fix in found.fix
 
 
-def test_a_container_is_read_from_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_is_read_from_proc(tmp_path, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     own = tmp_path / "proc/self"
     (own / "attr").mkdir(parents=True)
@@ -225,7 +223,7 @@ def test_a_container_is_read_from_proc(tmp_path: Path, monkeypatch: pytest.Monke
     assert read_container(root=tmp_path / "absent")["container"] == ""
 
 
-def test_warnings_do_not_stop_a_run_and_errors_do() -> None:
+def test_warnings_do_not_stop_a_run_and_errors_do():
     fine, warned = Finding(name="a", found="b"), warning("c", "d", fix="e")
     assert can_run([fine, warned])
     assert summarize([fine, warned]) == "0 errors, 1 warning: a run can start on this machine"
@@ -245,9 +243,7 @@ def test_warnings_do_not_stop_a_run_and_errors_do() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_the_command_checks_all_and_ends_with_3_for_a_vllm_that_does_not_import(
-    tmp_path: Path,
-) -> None:
+def test_the_command_checks_all_and_ends_with_3_for_a_vllm_that_does_not_import(tmp_path):
     fault = "libcudart.so.13: cannot open shared object file"
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text(f"raise ImportError({fault!r})\n")

@@ -63,9 +63,7 @@ async def imports_of(site: dict[str, str], folder: Path, *names: str) -> dict[st
     return await import_packages(targets, folder, env=site)
 
 
-async def test_each_package_is_imported_and_a_failure_has_its_words(
-    site: dict[str, str], tmp_path: Path
-) -> None:
+async def test_each_package_is_imported_and_a_failure_has_its_words(site, tmp_path):
     names = ("broken_one", "absent_one", "leaving_one", "partless_one:Part", "good_one:Part")
     found = await imports_of(site, tmp_path, *names)
     fault = "OSError: libx.so.1: cannot open shared object file"
@@ -84,8 +82,8 @@ async def test_each_package_is_imported_and_a_failure_has_its_words(
     ],
 )
 async def test_packages_after_one_that_crashes_or_hangs_are_not_tried(
-    ending: str, fault: str, site: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    ending, fault, site, tmp_path, monkeypatch
+):
     monkeypatch.setitem(probe.DEADLINES_S, "imports", 3.0)
     found = await imports_of(site, tmp_path, "good_one", ending, "broken_one")
     assert found["good_one"].version == "1.2"
@@ -93,15 +91,15 @@ async def test_packages_after_one_that_crashes_or_hangs_are_not_tried(
     assert found["broken_one"].fault == f"not tried: {ending} does not import"
 
 
-async def test_a_probe_whose_interpreter_is_absent_is_an_outcome(tmp_path: Path) -> None:
+async def test_a_probe_whose_interpreter_is_absent_is_an_outcome(tmp_path):
     outcome = await run_probe("imports", tmp_path, python="/absent/python")
     assert outcome.fault.startswith("imports cannot be started: /absent/python: No such file")
 
 
 @pytest.mark.parametrize("uuid", ["", "GPU-absent"])
 async def test_a_kernel_is_evaluated_as_in_a_judge_or_fails_with_the_words_of_the_driver(
-    uuid: str, tmp_path: Path
-) -> None:
+    uuid, tmp_path
+):
     outcome = await run_probe("kernel", tmp_path, config={"uuid": uuid})
     for lock in Path("/tmp").glob("forge-gpu-GPU-absent.*"):
         lock.unlink()
@@ -147,9 +145,7 @@ def node_that_lacks(*packages: str) -> dict[str, Any]:
         (("torch",), [("no torch for judges", "judge"), ("no torch for ranks", "train")]),
     ],
 )
-def test_missing_packages_are_named_by_role(
-    packages: tuple[str, ...], expected: list[tuple[str, str]], tmp_path: Path
-) -> None:
+def test_missing_packages_are_named_by_role(packages, expected, tmp_path):
     path = tmp_path / "x.toml"
     path.write_text(EXPERIMENT)
     findings = find_all(load_experiment(path), [node_that_lacks(*packages)])
@@ -170,7 +166,7 @@ def check_interpreter(python: Interpreter, **facts: Any) -> dict[str, Finding]:
     return {each.name: each for each in check_engines(EngineFacts(python=python, **facts))}
 
 
-def test_a_package_that_does_not_import_is_an_error_with_its_words() -> None:
+def test_a_package_that_does_not_import_is_an_error_with_its_words():
     packages = {name: Imported(version="1") for name in PACKAGES}
     packages["triton"] = Imported(fault="ImportError: libLLVM.so")
     packages["trl"] = Imported(fault="ModuleNotFoundError: ...", is_missing=True)
@@ -181,7 +177,7 @@ def test_a_package_that_does_not_import_is_an_error_with_its_words() -> None:
     assert found["trl"].found == "not installed"
 
 
-def test_a_vllm_that_does_not_match_torch_is_named_with_both_versions_and_the_fix() -> None:
+def test_a_vllm_that_does_not_match_torch_is_named_with_both_versions_and_the_fix():
     python = Interpreter(
         python="/opt/python",
         versions={"vllm": "0.24.0", "torch": "2.13.0"},
@@ -196,7 +192,7 @@ def test_a_vllm_that_does_not_match_torch_is_named_with_both_versions_and_the_fi
     assert found["serve.python"].found == "/opt/python: vllm 0.24.0, torch 2.13.0"
 
 
-def test_a_vllm_whose_import_fails_is_an_error_where_a_run_would_take_it() -> None:
+def test_a_vllm_whose_import_fails_is_an_error_where_a_run_would_take_it():
     python = Interpreter(python="/opt/python", versions={"vllm": "0.24.0"}, modules=ALL)
     fault = "ImportError: libcudart.so.13: cannot open shared object file"
     imported = {"vllm": Imported(fault=fault), "torch": Imported(version="2.11.0")}
@@ -208,7 +204,7 @@ def test_a_vllm_whose_import_fails_is_an_error_where_a_run_would_take_it() -> No
     assert found.severity is Severity.WARNING
 
 
-def test_a_llama_whose_library_does_not_load_is_an_error_where_a_run_would_take_it() -> None:
+def test_a_llama_whose_library_does_not_load_is_an_error_where_a_run_would_take_it():
     python = Interpreter(python="", modules=ALL)
     imported = {"llama_cpp": Imported(fault="killed by signal 4 while importing llama_cpp")}
     found = check_interpreter(python, imported=imported)["engine llama"]
@@ -217,7 +213,7 @@ def test_a_llama_whose_library_does_not_load_is_an_error_where_a_run_would_take_
     assert "make setup" in found.fix
 
 
-def test_an_engine_that_a_run_would_need_but_is_absent_is_an_error() -> None:
+def test_an_engine_that_a_run_would_need_but_is_absent_is_an_error():
     found = check_interpreter(Interpreter(python="", modules=frozenset()))
     assert found["engine llama"].severity is Severity.ERROR
     assert found["engine hf"].severity is Severity.WARNING
@@ -228,9 +224,7 @@ def test_an_engine_that_a_run_would_need_but_is_absent_is_an_error() -> None:
     assert asked["engine vllm"].severity is Severity.ERROR
 
 
-def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(monkeypatch):
     plain = Interpreter(
         python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu"})
     )
@@ -263,7 +257,7 @@ def check_cards(**facts: Any) -> dict[str, Finding]:
     return {each.name: each for each in check_gpus(GpuFacts(**facts))}
 
 
-def test_users_of_a_gpu_and_hidden_gpus_are_listed() -> None:
+def test_users_of_a_gpu_and_hidden_gpus_are_listed():
     users = {"GPU-0": (GpuUser(pid=7, name="python", memory_bytes=44 << 30),)}
     hidden = "GPU 1 is split into MIG slices"
     found = check_cards(gpus=CARDS[:1], users=users, hidden=hidden)
@@ -272,7 +266,7 @@ def test_users_of_a_gpu_and_hidden_gpus_are_listed() -> None:
     assert found["hidden GPUs"].found == hidden
 
 
-def test_a_gpu_in_use_is_left_alone_with_the_name_of_its_user() -> None:
+def test_a_gpu_in_use_is_left_alone_with_the_name_of_its_user():
     facts = GpuFacts(
         gpus=[make_card(0), make_card(1), make_card(2, free_gib=1), make_card(3)],
         holders={"GPU-0": "run quickstart-1, pid 7"},
@@ -291,7 +285,7 @@ def test_a_gpu_in_use_is_left_alone_with_the_name_of_its_user() -> None:
 
 
 @pytest.mark.parametrize("name", ["kernel on GPU 0", "all-reduce"])
-def test_a_probe_that_waited_for_a_judge_is_not_an_error(name: str) -> None:
+def test_a_probe_that_waited_for_a_judge_is_not_an_error(name):
     busy = Outcome(answers=({"busy": "not free"},), fault="exit 1")
     found = check_cards(gpus=CARDS, outcomes={name: busy})[name]
     assert (found.severity, found.found) == (Severity.OK, "not free: not tried")
@@ -313,15 +307,15 @@ def test_a_probe_that_waited_for_a_judge_is_not_an_error(name: str) -> None:
         ("RuntimeError: unspecified launch failure", "", "nvidia-smi"),
     ],
 )
-def test_a_kernel_that_fails_has_a_fix_by_its_words(fault: str, log: str, fix: str) -> None:
+def test_a_kernel_that_fails_has_a_fix_by_its_words(fault, log, fix):
     found = check_kernel("kernel on GPU 0", Outcome(fault=fault, log=log))
     assert (found.severity, found.found) == (Severity.ERROR, fault)
     assert fix in found.fix == find_fix(Outcome(fault=fault, log=log))
 
 
 def test_probes_run_on_free_gpus_and_a_sum_that_fails_is_tried_without_peer_access(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     asked: list[tuple[str, Sequence[str], str]] = []
 
     async def run(kind: str, folder: Path, *, gpus: Sequence[str], **more: Any) -> Outcome:
@@ -348,7 +342,7 @@ def sums(value: float, *, backend: str = "NCCL") -> tuple[dict[str, Any], ...]:
     return (*right, *({"rank": rank, "backend": backend, "sums": [value]} for rank in (0, 1)))
 
 
-def test_a_sum_over_gpus_is_checked_for_its_value() -> None:
+def test_a_sum_over_gpus_is_checked_for_its_value():
     found = check_allreduce(Outcome(answers=sums(3.0)), None, num_gpus=2)
     assert found == Finding(
         name="all-reduce", found="gloo and NCCL add up correctly over 2 GPUs"
@@ -360,7 +354,7 @@ def test_a_sum_over_gpus_is_checked_for_its_value() -> None:
     assert (found.severity, found.found) == (Severity.ERROR, "not all ranks reported a sum")
 
 
-def test_a_sum_that_works_without_peer_access_blames_peer_access() -> None:
+def test_a_sum_that_works_without_peer_access_blames_peer_access():
     hung = Outcome(fault="no end within 60 s while adding up over NCCL")
     found = check_allreduce(hung, Outcome(answers=sums(3.0)), num_gpus=2)
     assert found.severity is Severity.ERROR
@@ -368,7 +362,7 @@ def test_a_sum_that_works_without_peer_access_blames_peer_access() -> None:
     assert "ACS off" in found.fix
 
 
-def test_a_machine_without_gpus_evaluates_the_kernel() -> None:
+def test_a_machine_without_gpus_evaluates_the_kernel():
     found = check_cards(outcomes={"kernel on the CPU": RAN})
     assert found["GPUs"].found == "none: everything runs on the CPU"
     expected = "evaluated in 1.2 s, the result is right"

@@ -66,7 +66,7 @@ def files_of(root: Path) -> dict[str, str]:
     }
 
 
-def test_each_problem_has_its_best_kernel_with_its_verdict(paths: RunPaths, tmp_path: Path) -> None:
+def test_each_problem_has_its_best_kernel_with_its_verdict(paths, tmp_path):
     found = export_kernels(paths, out=tmp_path / "out", license="other")
     files = files_of(tmp_path / "out")
     kinds = ("kernel.py", "problem.py", "test_kernel.py", "verdict.json")
@@ -86,7 +86,7 @@ def test_each_problem_has_its_best_kernel_with_its_verdict(paths: RunPaths, tmp_
             compile(text, name, "exec")
 
 
-def test_bad_input_is_one_line(paths: RunPaths, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(paths, tmp_path):
     full = tmp_path / "full"
     full.mkdir()
     (full / "x").write_text("")
@@ -103,7 +103,7 @@ def test_bad_input_is_one_line(paths: RunPaths, tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_an_empty_directory_is_filled(paths: RunPaths, tmp_path: Path) -> None:
+def test_an_empty_directory_is_filled(paths, tmp_path):
     (tmp_path / "out").mkdir()
     export_kernels(paths, out=tmp_path / "out", license="mit")
     assert (tmp_path / "out" / "README.md").is_file()
@@ -111,9 +111,7 @@ def test_an_empty_directory_is_filled(paths: RunPaths, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_exported_test_passes_and_fails_for_another_kernel(
-    paths: RunPaths, tmp_path: Path
-) -> None:
+def test_the_exported_test_passes_and_fails_for_another_kernel(paths, tmp_path):
     export_kernels(paths, out=tmp_path / "out", license="mit")
     folder = tmp_path / "out" / "k19_relu"
 

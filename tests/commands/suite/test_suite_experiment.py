@@ -131,7 +131,7 @@ def made(source: str, suite: str | None = None, **options: Any) -> dict[str, Any
     return tomllib.loads(text)
 
 
-def test_a_server_on_a_level_of_kernelbench(here: Path) -> None:
+def test_a_server_on_a_level_of_kernelbench(here):
     with server() as url:
         values = made(
             url, "kernelbench-l1", model_name="large", protocol="kernelbench", samples=3, turns=2,
@@ -151,7 +151,7 @@ def test_a_server_on_a_level_of_kernelbench(here: Path) -> None:
     assert in_split(problems, Split.HELDOUT) == problems
 
 
-def test_a_run_repeats_its_last_evaluation(here: Path) -> None:
+def test_a_run_repeats_its_last_evaluation(here):
     values = made("toy-1")
     assert values["model"]["path"] == str(here / "runs" / "toy-1" / "weights" / "sft-3")
     assert values["stage"] == [{"kind": "eval", "num_problems": 7, "samples": 1, "greedy": False}]
@@ -161,9 +161,7 @@ def test_a_run_repeats_its_last_evaluation(here: Path) -> None:
     assert values["judge"]["protocol"] == "kernelbench"
 
 
-def test_a_checkpoint_of_a_run_on_other_problems_keeps_its_prompts_and_its_judge(
-    here: Path,
-) -> None:
+def test_a_checkpoint_of_a_run_on_other_problems_keeps_its_prompts_and_its_judge(here):
     values = made("toy-1:2", "mine", seed=9, samples=4, protocol="forge", baseline="both")
     assert (values["judge"]["baseline"], values["eval"]["both_baselines"]) == ("eager", True)
     assert values["model"]["path"].endswith("weights/sft-2")
@@ -182,14 +180,12 @@ def test_a_checkpoint_of_a_run_on_other_problems_keeps_its_prompts_and_its_judge
         ({"protocol": "forge", "policy": "hybrid"}, "forge:hybrid"),
     ],
 )  # fmt: skip
-def test_the_policy_follows_the_protocol_that_is_asked_for(
-    here: Path, options: dict[str, str], rules: str
-) -> None:
+def test_the_policy_follows_the_protocol_that_is_asked_for(here, options, rules):
     made("toy-1", **options)
     assert load_experiment(Path("made.toml")).judge.rules == rules
 
 
-def test_a_run_that_rewards_its_own_share_can_be_evaluated_without_torch(here: Path) -> None:
+def test_a_run_that_rewards_its_own_share_can_be_evaluated_without_torch(here):
     file = here / "runs" / "toy-1" / "experiment.toml"
     file.write_text(recorded(RUN + "[reward]\nown_share = 0.1\n"))
     assert made("toy-1")["reward"]["own_share"] == 0.1
@@ -197,7 +193,7 @@ def test_a_run_that_rewards_its_own_share_can_be_evaluated_without_torch(here: P
         assert made("toy-1", **options)["reward"]["own_share"] == 0.0
 
 
-def test_an_experiment_file_gives_its_problems_judge_and_prompts(here: Path) -> None:
+def test_an_experiment_file_gives_its_problems_judge_and_prompts(here):
     Path("suite.toml").write_text(RUN.replace("seed = 5", "seed = 8").replace("round = 2\n", ""))
     values = made("model", "suite.toml")
     assert (values["seed"], values["eval"]["seed"], values["eval"]["suite"]) == (8, 0, "toy")
@@ -207,7 +203,7 @@ def test_an_experiment_file_gives_its_problems_judge_and_prompts(here: Path) -> 
     assert values["rollout"]["max_completion_tokens"] == 2048
 
 
-def test_an_adapter_is_evaluated_on_its_model(here: Path) -> None:
+def test_an_adapter_is_evaluated_on_its_model(here):
     (here / "lora").mkdir()
     config = {"base_model_name_or_path": str(here / "model"), "r": 8}
     (here / "lora" / "adapter_config.json").write_text(json.dumps(config))
@@ -216,7 +212,7 @@ def test_an_adapter_is_evaluated_on_its_model(here: Path) -> None:
     assert (values["model"]["adapter"], values["model"]["lora"]) == (str(here / "lora"), {"r": 8})
 
 
-def test_a_budget_of_answers_is_spent_by_rollouts_with_all_their_turns(here: Path) -> None:
+def test_a_budget_of_answers_is_spent_by_rollouts_with_all_their_turns(here):
     for source, turns, samples in (("model", 4, 16), ("model", None, 21), ("toy-1", 2, 32)):
         request = EvalRequest(source=source, suite="mine", budget=64, turns=turns)
         (stage,) = tomllib.loads(make_experiment(request))["stage"]
@@ -244,16 +240,14 @@ def test_a_budget_of_answers_is_spent_by_rollouts_with_all_their_turns(here: Pat
         ("model", "mine", {"budget": 8, "samples": 4}, "--samples 4 with --budget 8: one of them"),
     ],
 )
-def test_bad_input_is_one_line(
-    here: Path, source: str, suite: str | None, options: dict[str, Any], message: str
-) -> None:
+def test_bad_input_is_one_line(here, source, suite, options, message):
     request = EvalRequest(source=source, suite=suite, **options)
     with pytest.raises((ConfigError, MachineError), match=message) as raised:
         make_experiment(request)
     assert "\n" not in str(raised.value)
 
 
-def test_a_server_with_several_models_asks_for_one(here: Path) -> None:
+def test_a_server_with_several_models_asks_for_one(here):
     with server() as url:
         for name in (None, "middle"):
             request = EvalRequest(source=url, suite="mine", model_name=name)
