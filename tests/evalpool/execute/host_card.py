@@ -21,7 +21,7 @@ import torch
 
 from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute import operations
-from forge.evalpool.judge.execute.gpu.arena import Pool
+from forge.evalpool.judge.execute.gpu.places import Pool
 
 UNIT = 64 << 10
 SHARED_BYTES = 232_448

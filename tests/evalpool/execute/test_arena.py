@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY, DriverError, Unsupported
-from forge.evalpool.judge.execute.gpu.arena import (
+from forge.evalpool.judge.execute.gpu.places import (
     ALIGNMENT_BYTES,
     KEPT_BYTES,
     Arena,

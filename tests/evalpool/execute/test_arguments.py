@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge.compiler.binary import Binary, TensorMap
-from forge.evalpool.judge.execute.gpu import arguments
-from forge.evalpool.judge.execute.gpu.arguments import BadLaunch
+from forge.evalpool.judge.execute.gpu import run as arguments
+from forge.evalpool.judge.execute.gpu.run import BadLaunch
 from forge.evalpool.judge.program.format import (
     Descriptor,
     Kernel,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -52,12 +52,10 @@ class Suspicion:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """One run of a section."""
+    """One run of a section: its launches so far, and the bytes that their instances move."""
 
     num_launches: int = 0
-    """Launches so far."""
     num_bytes: int = 0
-    """Bytes that their program instances load and store."""
     faults: list[FaultReport] = field(default_factory=list[FaultReport])
 
 
@@ -121,7 +119,7 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
 
 
 def operation_report(node: Op) -> FaultReport:
-    """The report of a torch operation that reads what nothing has written."""
+    """The report of an operation that reads what nothing has written."""
     words = f"{node.name} {WORDS[FaultKind.UNINITIALISED]}"
     return FaultReport(kind=str(FaultKind.UNINITIALISED), message=words, line=node.line)
 
@@ -163,26 +161,16 @@ def _id(instance: tuple[int, int, int]) -> str:
 
 def _target(fault: Fault, place: Place) -> str:
     """The element that was accessed, by the argument that its address comes from."""
-    found = _argument(fault, place)
-    if found is None:
-        return "an address outside every tensor"
-    name, number = found
-    one = place.program.tensors[number]
-    size = ITEM_BYTES[one.dtype]
-    element = (fault.offset - one.offset * size) // size
-    tensor = f"{name} ({_origin(place.program, one)}, {_shape(one)})"
-    return f"element {element} of {tensor}"
-
-
-def _argument(fault: Fault, place: Place) -> tuple[str, int] | None:
-    """Name of the parameter whose tensor lies in the storage, and the tensor's number."""
-    kernel = place.program.kernels[place.node.kernel]
+    program, kernel = place.program, place.program.kernels[place.node.kernel]
     for parameter, argument in zip(kernel.parameters, place.node.arguments, strict=False):
-        if isinstance(argument, (TensorUse, Descriptor)):
-            tensor = place.program.tensors[argument.tensor]
-            if tensor.storage == fault.storage:
-                return parameter.name, argument.tensor
-    return None
+        if not isinstance(argument, (TensorUse, Descriptor)):
+            continue
+        one = program.tensors[argument.tensor]
+        if one.storage == fault.storage:
+            element = fault.offset // ITEM_BYTES[one.dtype] - one.offset
+            origin = _origin(program, one)
+            return f"element {element} of {parameter.name} ({origin}, {_shape(one.shape)})"
+    return "an address outside every tensor"
 
 
 def _origin(program: Program, one: Tensor) -> str:
@@ -196,9 +184,9 @@ def _origin(program: Program, one: Tensor) -> str:
     return "constant" if storage.origin is Origin.CONSTANT else "temporary"
 
 
-def _shape(one: Any) -> str:
-    sizes = "x".join(str(size) for size in one.shape) or "scalar"
-    return f"{sizes}, {math.prod(one.shape)} elements" if len(one.shape) > 1 else sizes
+def _shape(shape: Sequence[int]) -> str:
+    sizes = "x".join(map(str, shape)) or "scalar"
+    return f"{sizes}, {math.prod(shape)} elements" if len(shape) > 1 else sizes
 
 
 # --- stores to an output

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.driver.gpu_memory import DeviceBytes, torch_driver
-from forge.evalpool.judge.execute.gpu.arena import Pool
+from forge.evalpool.judge.execute.gpu.places import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

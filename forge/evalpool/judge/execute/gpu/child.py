@@ -39,10 +39,9 @@ from forge.evalpool.judge.execute.call import (
     TimedCall,
     parsed,
 )
-from forge.evalpool.judge.execute.gpu.arena import Placement, Sealed
 from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.exchange import Exchange
-from forge.evalpool.judge.execute.gpu.places import BadResult
+from forge.evalpool.judge.execute.gpu.places import BadResult, Placement, Sealed
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Progress, failed
 from forge.evalpool.judge.execute.gpu.timing import Timer, Tuner
 from forge.evalpool.judge.program import wire

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
-from forge.evalpool.judge.execute.gpu.arena import Sealed
+from forge.evalpool.judge.execute.gpu.places import Sealed
 from forge.evalpool.judge.program.format import Origin, Section
 
 if TYPE_CHECKING:
