@@ -2,7 +2,7 @@
 """Programs with inputs and right answers, for the executor's tests and benchmarks on a card."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +12,8 @@ from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
     Descriptor,
-    Op,
     Options,
-    Origin,
     Program,
-    Section,
-    Value,
 )
 from tests.evalpool.execute import kernels
 from tests.evalpool.execute.made_programs import Made, use
@@ -33,8 +29,7 @@ class Case:
     program: Program
     inputs: list[torch.Tensor]
     expected: Callable[..., Any]
-    """From inputs and parameters to outputs."""
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    """From inputs to outputs."""
     eager: Callable[[], Any] | None = None
     """The same by Triton's own launcher or by torch, for do_bench."""
 
@@ -85,37 +80,6 @@ def softmax(rows: int = 8192, num: int = 4096) -> Case:
         inputs=[a],
         expected=lambda x: [torch.softmax(x, -1)],
         eager=lambda: kernels.softmax_kernel[(rows,)](a, b, num, BLOCK=4096, num_warps=8),
-    )
-
-
-def norm(rows: int = 4096, num: int = 1000) -> Case:
-    made = Made()
-    x = made.input([rows, num])
-    weight = made.tensor([num], origin=Origin.PARAMETER, name="weight")
-    bias = made.tensor([num], origin=Origin.PARAMETER, name="bias")
-    doubled = made.tensor([num], section=Section.INIT)
-    out = made.tensor([rows, num])
-    types = {"x": "*fp32", "weight": "*fp32", "bias": "*fp32", "out": "*fp32", "num": "i32"}
-    kernel = made.kernel(
-        kernels.norm_kernel, types | {"eps": "fp32"}, {"BLOCK": 1024}, even=even(num=num)
-    )
-    made.init.append(Op(name="aten.mul.Tensor", arguments=(use(weight), 2.0), results=(doubled,)))
-    arguments = (use(x), use(doubled), use(bias), use(out), num, 1e-5)
-    made.nodes.append(made.launch(kernel, (rows, 1, 1), *arguments))
-
-    def expected(x: Any, weight: Any, bias: Any) -> Any:
-        return [torch.nn.functional.layer_norm(x, (num,), 2 * weight, bias)]
-
-    a = torch.randn(rows, num, device=DEVICE)
-    w, b = torch.randn(num, device=DEVICE), torch.randn(num, device=DEVICE)
-    c = torch.empty_like(a)
-    return Case(
-        made=made,
-        program=made.done(out),
-        inputs=[a],
-        parameters={"weight": w, "bias": b},
-        expected=expected,
-        eager=lambda: kernels.norm_kernel[(rows,)](a, w, b, c, num, 1e-5, BLOCK=1024),
     )
 
 
@@ -196,93 +160,6 @@ def described_there(rows: int = 4096, columns: int = 4096) -> Case:
     return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x * 2])
 
 
-def parts(n: int = 1 << 22) -> Case:
-    """A kernel sums blocks, torch sums their sums."""
-    made = Made()
-    num = blocks(n, 4096)
-    x, sums, out = made.input([n]), made.tensor([num]), made.tensor([])
-    types = {"x": "*fp32", "parts": "*fp32", "n": "i32"}
-    kernel = made.kernel(kernels.part_kernel, types, {"BLOCK": 4096}, even=even(n=n))
-    made.nodes.append(made.launch(kernel, (num, 1, 1), use(x), use(sums), n))
-    made.nodes.append(Op(name="aten.sum.default", arguments=(use(sums),), results=(out,)))
-    a = torch.rand(n, device=DEVICE)
-    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x.sum()])
-
-
-def atomics(n: int = 1 << 22) -> Case:
-    """Adds into a zero that torch makes."""
-    made = Made()
-    x, out = made.input([n]), made.tensor([1])
-    types = {"x": "*fp32", "out": "*fp32", "n": "i32"}
-    kernel = made.kernel(kernels.atomic_kernel, types, {"BLOCK": 4096}, even=even(n=n))
-    made.nodes.append(Op(name="aten.zeros.default", arguments=((1,),), results=(out,)))
-    made.nodes.append(made.launch(kernel, (blocks(n, 4096), 1, 1), use(x), use(out), n))
-    a = torch.rand(n, device=DEVICE)
-    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x.sum().view(1)])
-
-
-def operations(batch: int = 1024, size: int = 1024) -> Case:
-    """The program of a reference: operations of torch alone."""
-    made = Made()
-    x = made.input([batch, size])
-    weight = made.tensor([size, size], origin=Origin.PARAMETER, name="weight")
-    bias = made.tensor([size], origin=Origin.PARAMETER, name="bias")
-    turned = made.view(made.tensors[weight].storage, [size, size], [1, size], "float32")
-    linear, active, out = (made.tensor(shape) for shape in ([batch, size], [batch, size], [batch]))
-    arguments = (use(bias), use(x), use(turned))
-    made.nodes.append(Op(name="aten.addmm.default", arguments=arguments, results=(linear,)))
-    made.nodes.append(Op(name="aten.gelu.default", arguments=(use(linear),), results=(active,)))
-    made.nodes.append(
-        Op(name="aten.sum.dim_IntList", arguments=(use(active), (1,)), results=(out,))
-    )
-
-    def expected(x: Any, weight: Any, bias: Any) -> Any:
-        return [torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias)).sum(1)]
-
-    a = torch.randn(batch, size, device=DEVICE)
-    w, b = torch.randn(size, size, device=DEVICE) / 32, torch.randn(size, device=DEVICE)
-    return Case(
-        made=made,
-        program=made.done(out),
-        inputs=[a],
-        parameters={"weight": w, "bias": b},
-        expected=expected,
-        eager=lambda: expected(a, w, b),
-    )
-
-
-def value(n: int = 1 << 20) -> Case:
-    """Reads a scalar on the host, then scales by a constant."""
-    made = Made()
-    x, top, out = made.input([n]), made.tensor([]), made.tensor([n])
-    types = {"x": "*fp32", "out": "*fp32", "factor": "fp32", "n": "i32"}
-    kernel = made.kernel(kernels.scale_kernel, types, {"BLOCK": 1024})
-    made.nodes.append(Op(name="aten.max.default", arguments=(use(x),), results=(top,)))
-    made.nodes.append(Value(tensor=top, answer=None))
-    made.nodes.append(made.launch(kernel, (blocks(n, 1024), 1, 1), use(x), use(out), 3.0, n))
-    a = torch.randn(n, device=DEVICE)
-    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x * 3])
-
-
-def constant(n: int = 4096) -> Case:
-    """Adds a constant of the program, and random numbers times zero."""
-    made = Made()
-    content = torch.arange(n, dtype=torch.float32)
-    x = made.input([n])
-    y = made.tensor([n], origin=Origin.CONSTANT, constant=content.numpy().tobytes())
-    noise, out = made.tensor([n]), made.tensor([n])
-    types = {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32"}
-    kernel = made.kernel(kernels.add_kernel, types, {"BLOCK": 1024})
-    made.nodes.append(Op(name="aten.rand_like.default", arguments=(use(x),), results=(noise,)))
-    made.nodes.append(Op(name="aten.mul_.Tensor", arguments=(use(noise), 0.0), results=(noise,)))
-    made.nodes.append(Op(name="aten.add_.Tensor", arguments=(use(noise), use(x)), results=(noise,)))
-    made.nodes.append(made.launch(kernel, (blocks(n, 1024), 1, 1), use(noise), use(y), use(out), n))
-    a = torch.randn(n, device=DEVICE)
-    return Case(
-        made=made, program=made.done(out), inputs=[a], expected=lambda x: [x + content.to(DEVICE)]
-    )
-
-
 def kept(n: int, policy: str) -> Case:
     made = Made()
     x, out = made.input([n]), made.tensor([n])
@@ -291,16 +168,6 @@ def kept(n: int, policy: str) -> Case:
     made.nodes.append(made.launch(kernel, (blocks(n, 1024), 1, 1), use(x), use(out), n))
     a = torch.randn(n, device=DEVICE)
     return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x + 1])
-
-
-def relu(n: int) -> Case:
-    made = Made()
-    x, out = made.input([n]), made.tensor([n])
-    types = {"x": "*fp32", "out": "*fp32", "n": "i64"}
-    kernel = made.kernel(kernels.relu_kernel, types, {"BLOCK": 4096}, even=even(n=n))
-    made.nodes.append(made.launch(kernel, (blocks(n, 4096), 1, 1), use(x), use(out), n))
-    a = torch.randn(n, device=DEVICE)
-    return Case(made=made, program=made.done(out), inputs=[a], expected=lambda x: [x.relu()])
 
 
 def misbehaving(function: Any, n: int = 1000, *, by: int | None = None) -> Case:

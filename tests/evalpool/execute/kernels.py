@@ -13,36 +13,12 @@ def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def relu_kernel(x, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.maximum(tl.load(x + at, mask=at < n), 0.0), mask=at < n)
-
-
-@triton.jit
-def scale_kernel(x, out, factor, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n) * factor, mask=at < n)
-
-
-@triton.jit
 def softmax_kernel(x, out, num, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     values = tl.load(x + row * num + at, mask=at < num, other=float("-inf"))
     values = tl.exp(values - tl.max(values, 0))
     tl.store(out + row * num + at, values / tl.sum(values, 0), mask=at < num)
-
-
-@triton.jit
-def norm_kernel(x, weight, bias, out, num, eps, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    values = tl.load(x + row * num + at, mask=at < num, other=0.0)
-    mean = tl.sum(values, 0) / num
-    centred = tl.where(at < num, values - mean, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, 0) / num + eps)
-    result = centred * scale * tl.load(weight + at, mask=at < num) + tl.load(bias + at, at < num)
-    tl.store(out + row * num + at, result, mask=at < num)
 
 
 @triton.jit
@@ -70,19 +46,6 @@ def made_here_kernel(x, out, M, N, BM: tl.constexpr, BN: tl.constexpr):
     target = tl.make_tensor_descriptor(out, shape=[M, N], strides=[N, 1], block_shape=[BM, BN])
     row, column = tl.program_id(0) * BM, tl.program_id(1) * BN
     target.store([row, column], source.load([row, column]) * 2.0)
-
-
-@triton.jit
-def part_kernel(x, parts, n, BLOCK: tl.constexpr):
-    """Sums blocks."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(parts + tl.program_id(0), tl.sum(tl.load(x + at, mask=at < n, other=0.0), 0))
-
-
-@triton.jit
-def atomic_kernel(x, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.atomic_add(out, tl.sum(tl.load(x + at, mask=at < n, other=0.0), 0))
 
 
 @triton.jit

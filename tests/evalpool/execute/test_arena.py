@@ -1,23 +1,23 @@
 """Buffers between guards: their addresses, and what is mapped when. The driver is made up."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY, DriverError, Unsupported
+from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY, DriverError
 from forge.evalpool.judge.execute.gpu.places import (
     ALIGNMENT_BYTES,
-    KEPT_BYTES,
     Arena,
     Placement,
     Pool,
     Sealed,
     plan,
 )
+from tests.evalpool.execute.host_card import UNIT, HostDriver
 
-UNIT = 4096
 GUARD = 16 * UNIT
 
 
@@ -43,111 +43,69 @@ def test_a_buffer_touches_the_side_that_it_is_placed_at(size: int) -> None:
     assert 0 <= behind < ALIGNMENT_BYTES
 
 
-class Card:
-    """Physical memory and mappings of a made-up driver."""
+class Driver(HostDriver):
+    """A made-up driver with little memory, or one that cannot map everything."""
 
-    def __init__(self, *, has_virtual_memory: bool = True, room: int = 1 << 40) -> None:
-        self.has_virtual_memory, self.room = has_virtual_memory, room
-        self.memory: dict[int, int] = {}
-        self.mapped: dict[int, tuple[int, int]] = {}
-        self.ranges: dict[int, int] = {}
-        self.num_created = 0
-        self.broken_at = -1
-        self.is_idle = True
-
-    def require_virtual_memory(self, device: int) -> None:
-        if not self.has_virtual_memory:
-            raise Unsupported("no virtual memory calls")
-
-    def granularity(self, device: int) -> int:
-        return UNIT
+    def __init__(self, *, room: int = 1 << 40, broken_at: int = -1) -> None:
+        super().__init__()
+        self.room, self.broken_at, self.sizes = room, broken_at, dict[int, int]()
 
     def create_memory(self, num_bytes: int, *, device: int) -> int:
-        if sum(self.memory.values()) + num_bytes > self.room:
+        if sum(self.sizes[one] for one in self.handles) + num_bytes > self.room:
             raise DriverError("cuMemCreate", OUT_OF_MEMORY)
-        self.num_created += 1
-        self.memory[self.num_created] = num_bytes
-        return self.num_created
-
-    def import_memory(self, fd: int) -> int:
-        self.memory[1000 + fd] = UNIT
-        return 1000 + fd
-
-    def release_memory(self, handle: int) -> None:
-        assert handle not in [held for held, _ in self.mapped.values()]
-        del self.memory[handle]
-
-    def reserve(self, num_bytes: int) -> int:
-        address = (1 << 40) + sum(self.ranges.values())
-        self.ranges[address] = num_bytes
-        return address
-
-    def reserve_usual(self, num_bytes: int) -> int:
-        return self.reserve(num_bytes)
-
-    def free_range(self, address: int, num_bytes: int) -> None:
-        assert self.ranges.pop(address) == num_bytes
+        handle = super().create_memory(num_bytes, device=device)
+        self.sizes[handle] = num_bytes
+        return handle
 
     def map(self, address: int, num_bytes: int, handle: int, *, device: int) -> None:
         if len(self.mapped) == self.broken_at:
             raise DriverError("cuMemMap", 1)
-        assert self.memory[handle] == num_bytes
-        self.mapped[address] = (handle, num_bytes)
-
-    def unmap(self, address: int, num_bytes: int) -> None:
-        assert self.mapped.pop(address)[1] == num_bytes
-
-    def synchronize(self, stream: int) -> None:
-        self.is_idle = True
+        super().map(address, num_bytes, handle, device=device)
 
 
-def pool_on(card: Any) -> Pool:
-    return Pool(card, device=0)
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    made = Driver()
+    yield made
+    made.close()
 
 
-def test_a_driver_without_virtual_memory_is_refused() -> None:
-    with pytest.raises(Unsupported):
-        pool_on(Card(has_virtual_memory=False))
+def pool_on(driver: Any) -> Pool:
+    return Pool(driver, device=0)
 
 
-def test_a_closed_arena_leaves_nothing_mapped_and_its_memory_serves_the_next() -> None:
-    card = Card()
-    pool = pool_on(card)
+def test_a_closed_arena_leaves_nothing_mapped_and_its_memory_serves_the_next(
+    driver: Driver,
+) -> None:
+    pool = pool_on(driver)
     arena = Arena(pool, [100, 0, 2 * UNIT])
-    assert sorted(size for _, size in card.mapped.values()) == [UNIT, 2 * UNIT]
+    assert sorted(driver.mapped.values()) == [UNIT, 2 * UNIT]
     assert arena.mapped_bytes == 3 * UNIT
     arena.close()
-    assert card.mapped == card.ranges == {}
-    Arena(pool, [UNIT])
-    assert card.num_created == 2
+    assert driver.mapped == {}
+    Arena(pool, [UNIT]).close()
+    assert len(driver.handles) == 2
     pool.clear()
+    assert not driver.handles
 
 
-def test_an_arena_that_cannot_be_mapped_leaves_nothing() -> None:
-    card = Card()
-    card.broken_at = 1
+def test_an_arena_that_cannot_be_mapped_leaves_nothing(driver: Driver) -> None:
+    driver.broken_at = 1
     with pytest.raises(DriverError):
-        Arena(pool_on(card), [100, 100, 100])
-    assert card.mapped == card.ranges == {}
+        Arena(pool_on(driver), [100, 100, 100])
+    assert driver.mapped == {}
 
 
-def test_kept_memory_is_freed_where_room_is_short() -> None:
-    card = Card(room=4 * UNIT)
-    pool = pool_on(card)
+def test_kept_memory_is_freed_where_room_is_short(driver: Driver) -> None:
+    driver.room = 4 * UNIT
+    pool = pool_on(driver)
     Arena(pool, [UNIT, UNIT]).close()
-    Arena(pool, [4 * UNIT])
-    assert list(card.memory.values()) == [4 * UNIT]
+    Arena(pool, [4 * UNIT]).close()
+    assert [driver.sizes[one] for one in driver.handles] == [4 * UNIT]
 
 
-def test_large_memory_is_not_kept() -> None:
-    card = Card()
-    pool = pool_on(card)
-    Arena(pool, [KEPT_BYTES]).close()
-    assert card.memory == {}
-
-
-def test_slack_and_buffer_fill_the_mapping() -> None:
-    arena = Arena(pool_on(Card()), [100])
+def test_slack_and_buffer_fill_the_mapping(driver: Driver) -> None:
+    arena = Arena(pool_on(driver), [100])
     for placement in Placement:
         buffer = arena.buffer(0, placement)
         (before, num_before), (behind, num_behind) = buffer.slack
@@ -157,14 +115,10 @@ def test_slack_and_buffer_fill_the_mapping() -> None:
         assert num_before + 100 + num_behind == buffer.mapped_bytes
 
 
-def test_sealed_memory_is_mapped_only_inside_and_the_card_is_idle_before_it_is_not() -> None:
-    card = Card()
-    sealed = Sealed(pool_on(card), num_bytes=10, fd=3)
-    assert card.mapped == {}
+def test_sealed_memory_is_mapped_only_inside(driver: Driver) -> None:
+    sealed = Sealed(pool_on(driver), num_bytes=10)
     with sealed.opened(stream=0) as address:
-        assert list(card.mapped) == [address]
-        card.is_idle = False
-    assert card.is_idle
-    assert card.mapped == {}
+        assert list(driver.mapped) == [address]
+    assert driver.mapped == {}
     sealed.close()
-    assert card.memory == card.ranges == {}
+    assert not driver.handles

@@ -1,6 +1,5 @@
 """The executor's process and the judge's side of it, together, on a made-up card."""
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -335,16 +334,6 @@ def test_a_choice_of_which_nothing_runs_is_refused(judge: Judge) -> None:
         assert (caught.value.reason, caught.value.line) == ("out_of_resources", 8)
 
 
-def test_a_kernel_that_does_not_fit_is_refused_with_its_line(judge: Judge) -> None:
-    made = Made()
-    out = made.tensor([1])
-    made.nodes.append(launched(made, "quick", use(out), shared_bytes=1 << 20))
-    judge.load(made, out)
-    with pytest.raises(ProgramRefused, match="quick") as caught:
-        judge.run(Call())
-    assert caught.value.line == made.nodes[0].line
-
-
 @pytest.mark.parametrize("offset", [-256, 100, 1 << 30])
 def test_a_place_outside_of_the_block_is_our_own_fault(judge: Judge, offset: int) -> None:
     made, out = scaled()
@@ -372,13 +361,3 @@ def _directly(judge: Judge, made: Made, out: int, call: Call) -> None:
         exchange.close()
         loaded.close()
         card.driver.close()
-
-
-def test_programs_follow_one_another(judge: Judge) -> None:
-    factors = itertools.cycle([2.0, 3.0])
-    judge.block.write(0, *[1.0] * NUM)
-    for factor, _ in zip(factors, range(4), strict=False):
-        made, out = scaled(factor)
-        judge.load(made, out)
-        judge.run(call_of(out))
-        assert judge.block.read(SLOT, NUM) == [factor] * NUM

@@ -29,10 +29,8 @@ class Laid:
         program = self.case.program
         self.sources = [
             (number, self.case.inputs[one.index])
-            if one.origin is Origin.INPUT
-            else (number, self.case.parameters[one.name])
             for number, one in enumerate(program.storages)
-            if one.origin in (Origin.INPUT, Origin.PARAMETER)
+            if one.origin is Origin.INPUT
         ]
         self.block = gpu_memory.create_block(self.set_bytes * self.num_sets)
         for number in range(self.num_sets):
@@ -112,7 +110,7 @@ class Laid:
 
     def error(self, outputs: Sequence[torch.Tensor]) -> float:
         """Largest error over the root mean square of what is right."""
-        want = self.case.expected(*self.case.inputs, **self.case.parameters)
+        want = self.case.expected(*self.case.inputs)
         return max(map(_error, outputs, want))
 
     def close(self) -> None:
