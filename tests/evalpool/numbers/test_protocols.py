@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
-from forge.evalpool.judge.wide.card import OnCard, agree
-from forge.evalpool.judge.wide.compare import Bytes, Question, Wanted, mismatch
+from forge.evalpool.judge.wide.compare import Bytes, OnCard, Question, Wanted, agree, mismatch
 from tests.evalpool.numbers.drawn import spec_of, to_bytes
 from tests.examples import examples
 

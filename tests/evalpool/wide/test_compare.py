@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from forge.evalpool.judge.channel.shm import Data, TensorSpec, decode, unwritten
 from forge.evalpool.judge.numbers import blocks
 from forge.evalpool.judge.numbers.called import dtype_name
-from forge.evalpool.judge.wide import card, compare
-from forge.evalpool.judge.wide.card import OnCard, agree
+from forge.evalpool.judge.wide import compare
 from forge.evalpool.judge.wide.compare import (
     SAME_FUNCTION,
     Bytes,
+    OnCard,
     Question,
     Wanted,
+    agree,
     mismatch,
     real_question,
 )
@@ -191,7 +192,7 @@ def test_both_devices_say_the_same(name: str, limit: int, monkeypatch: pytest.Mo
     lower limit all outputs count as large ones. The card is a CPU here."""
     monkeypatch.setattr(blocks, "CACHED", limit)
     if limit == 64:
-        monkeypatch.setattr(card, "LOOKED_AT", 1)
+        monkeypatch.setattr(compare, "LOOKED_AT", 1)
     kind, question, shape = CASES[name]
     draw = torch.Generator().manual_seed(3)
     verdicts = set[bool]()
@@ -239,7 +240,7 @@ def test_an_element_may_be_as_near_to_float64_as_to_eager_on_a_card() -> None:
 
 def test_an_infinity_is_nothing_else_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tolerance relative to it is infinite."""
-    monkeypatch.setattr(card, "LOOKED_AT", 1)
+    monkeypatch.setattr(compare, "LOOKED_AT", 1)
     right = torch.tensor([[torch.inf, -torch.inf, 1.0, 2.0]])
     one = Wanted(values=OnCard(right), question=REAL)
     for place, value in ((0, 5.0), (1, torch.inf), (1, 0.0)):

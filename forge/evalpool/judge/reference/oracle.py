@@ -37,7 +37,7 @@ from forge.evalpool.judge.reference.construct import training_read
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import run_eagerly
 from forge.evalpool.judge.reference.subject import Describer, Subject, rounded_terms, terms_of
-from forge.evalpool.judge.wide.rows import plant_state
+from forge.evalpool.judge.wide.plants import plant_state
 from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw
 from forge.evalpool.judge.wide.sought import done_by
 from forge.records.examination import Flag

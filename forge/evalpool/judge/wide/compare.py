@@ -20,25 +20,26 @@ NaN equals NaN, an infinity the same infinity. In no rms: elements that are not 
 sentinel, as the -1e9 of masked scores: magnitudes of more than half of the largest, if that is 1e4
 or more and all others are 1,000 times smaller. No other terms.
 
-The formulas are those of numpy, for an output in the host's memory, and of torch, for one on a card
-(`card.py`). Nothing waits for the card but `agree`, once for all outputs of several calls, and the
-words for an output that differs. Blocks bound the memory; what depends on the reference alone is
-computed once a draw.
+The formulas are those of numpy, for an output in the host's memory, and of torch, for one on a
+card. Nothing waits for the card but `agree`, once for all outputs of several calls, and the words
+for an output that differs. Blocks bound the memory; what depends on the reference alone is computed
+once a draw.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel.shm import FLOATING, decode, decode_part, integers
-from forge.evalpool.judge.numbers.blocks import blocks
+from forge.evalpool.judge.numbers.blocks import blocks, limit_on
+from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.protocols import PRECISION, TOLERANCE
 from forge.evalpool.judge.wide.patterns import Values, describe, words_of
 
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.channel.shm import Data, TensorSpec
     from forge.evalpool.judge.numbers.blocks import Block
-    from forge.evalpool.judge.wide.card import OnCard
     from forge.evalpool.judge.wide.patterns import Operands
 
 SAME, DOUBLE = 1e-6, 1e-10
@@ -65,6 +65,8 @@ QUANTISED = ("int8", "uint8", "int16", "uint16")
 SENTINEL_RATIO, LEAST_SENTINEL = 1e-3, 1e4
 BLOCK_ELEMENTS = 1 << 15
 """Elements of the host's that are computed at once: 256 KiB, within the processor's caches."""
+LOOKED_AT = 1 << 22
+"""Elements of a block from which on it pays to wait for a card."""
 MAX_MASK = 1 << 26
 """Elements of an output of which a pattern is looked for, by a mask of what differs."""
 
@@ -165,8 +167,50 @@ class Bytes:
         return self.whole().flat[place].item()
 
 
-if TYPE_CHECKING:
-    Elements: TypeAlias = "Bytes | OnCard"
+class OnCard:
+    """A tensor on a card."""
+
+    xp: Any = torch
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape, self.dtype, self._tensor = tuple(tensor.shape), dtype_name(tensor), tensor
+
+    def parts(self) -> Iterator[tuple[Block, torch.Tensor]]:
+        """Blocks of [rows along the last axis, columns] in order, in float64."""
+        if self._tensor.numel():
+            found, shape = self.whole(), matrix_of(self.shape)
+            for block in blocks(shape, limit_on(found.device)):
+                yield block, found.reshape(shape)[block].double()
+
+    def whole(self) -> torch.Tensor:
+        """[shape] in its own type; of booleans their bytes."""
+        found = self._tensor.contiguous()
+        return found.view(torch.uint8) if found.dtype is torch.bool else found
+
+    def numbers(self) -> torch.Tensor:
+        """[shape] in float64."""
+        return self._tensor.double()
+
+    def zeros(self, shape: tuple[int, ...], *, is_mask: bool = False) -> torch.Tensor:
+        """Zeros there."""
+        kind = torch.bool if is_mask else torch.float64
+        return torch.zeros(shape, dtype=kind, device=self._tensor.device)
+
+    def are_all(self, flags: torch.Tensor) -> bool:
+        """True if all are known to be True: a large block is looked at, which saves some passes."""
+        return flags.numel() >= LOOKED_AT and bool(flags.all())
+
+    def take(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Elements that are fetched."""
+        index = torch.as_tensor(places.reshape(-1), device=self._tensor.device)
+        return self._tensor.reshape(-1)[index].double().cpu().numpy().reshape(places.shape)
+
+    def number(self, place: int) -> float:
+        """One element."""
+        return self.whole().reshape(-1)[place].item()
+
+
+Elements: TypeAlias = Bytes | OnCard
 
 
 def matrix_of(shape: Sequence[int]) -> tuple[int, int]:
@@ -244,6 +288,12 @@ class Wanted:
         if self.values.dtype in QUANTISED:
             steps = abs(got.numbers() - self.values.numbers()) <= 1
         return self.question.allows(differs, steps)
+
+
+def agree(pairs: Sequence[tuple[OnCard, Wanted]]) -> list[bool]:
+    """For each output and the expected one, True if it agrees. Waits for the card once."""
+    flags = [wanted.allows(wanted.differing(got), got) for got, wanted in pairs]
+    return [bool(flag) for flag in torch.stack(flags).cpu().numpy()] if flags else []
 
 
 def mismatch(

@@ -1,26 +1,29 @@
-"""The table of plants: values that replace a secret few elements of an input.
+"""The tables of plants: values that replace a secret few elements of an input, or rows of it.
 
-Called by sets.py. A set is the problem's own inputs with some of these, at places that no sample
-foresees: one at least in each block of BLOCK elements and in each row, the first and the last of an
-axis in some rows; and rows (`rows.py`). Half of the places are the same in all inputs of a shape. A
-line of a table makes the values of one kind. Whatever holds of an input in every draw holds of a
-planted one, too (`domain.py`): rows stay sorted, a triangle stays one.
+Called by sets.py, and by the oracle for parameters. A set is the problem's own inputs with some of
+these, at places that no sample foresees: one at least in each block of BLOCK elements and in each
+row, the first and the last of an axis in some rows. Rows, columns and slabs are planted whole or in
+part. Half of the places are the same in all inputs of a shape. A line of a table makes the values
+of one kind. Whatever holds of an input in every draw holds of a planted one, too (`domain.py`):
+rows stay sorted, a triangle stays one.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from forge.evalpool.judge.wide.domain import MIN_ROW, Domain
+from forge.evalpool.judge.wide.patterns import FAR as FAR_KINDS
+from forge.evalpool.judge.wide.sought import Looks
 
-    from forge.evalpool.judge.wide.domain import Domain
-    from forge.evalpool.judge.wide.sought import Looks
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 BLOCK = 512
@@ -501,3 +504,678 @@ def _between(ground: Ground) -> tuple[Places, Values]:
     if not is_strict(ground):  # a total that is less than all
         made = made.clamp(max=made[:, -random.randint(2, max(2, length // 4)), None])
     return torch.arange(made.numel()), made.flatten()
+
+
+# --- rows
+
+MAX_ROWS, ROW_SHARE = 48, 3
+"""Rows of a set: at most so many where the reference compares something, half as many else; and one
+in so many."""
+FAR = 1100.0
+"""Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
+FAR_IN_SINGLE = 100.0
+"""The same in float32, in which a variance in one pass has three digits left there."""
+MIN_SIZE = 1e-12
+"""Least size of a row that is next to a constant: its squares do not vanish."""
+
+
+class _Row(NamedTuple):
+    """One row that is to be planted."""
+
+    kind: str
+    line: Places
+    part: Places
+    """Indices within the line."""
+
+
+# --- values of rows
+
+
+def _bound(ground: Ground, old: Values, side: float) -> Values:
+    """A whole row above a constant that the reference compares with, below it, or next to it."""
+    constant = random.choice(ground.constants(far=False) or [1.0])
+    noise = torch.rand(old.shape, dtype=torch.float64)
+    if not side:
+        return constant * (1 + (noise - 0.5) / 4)  # long products stay, and one-pass variances
+    is_positive = side < 0 and ground.domain.low >= 0
+    return constant + side * noise * (abs(constant) if is_positive else ground.rms)
+
+
+def _scaled(ground: Ground, old: Values) -> Values:
+    """A whole row or input next to 0, or of a size next to a constant that may bound it."""
+    small = [one for one in ground.looks.constants if MIN_SIZE < one < ground.rms]
+    if small and random.random() < 0.5:
+        size = random.choice((old.abs().max(), old.norm(), old.square().mean().sqrt()))
+        return old * (random.choice(small) * 2.0 ** random.uniform(-4, 1) / (float(size) or 1.0))
+    return old * 2.0 ** -random.randint(4, 12 if ground.value.itemsize < 4 else 40)
+
+
+def _grown(ground: Ground, old: Values) -> Values:
+    """A whole row of another size."""
+    most = 4.0 if ground.value.itemsize < 4 else LARGE[ground.size][1]
+    return old * 2.0 ** random.uniform(1, most)
+
+
+def _moved(ground: Ground, old: Values, sign: float) -> Values:
+    """A whole row or input far below 0 or above it; in the last step of that sign alone."""
+    if ground.size == len(LARGE) - 1:
+        return sign * _positive(ground, old)
+    is_small = ground.value.dtype is torch.float16
+    far = random.choice((FAR / 4, 5 * FAR)) if is_small else FAR / (4 if ground.size > NEAR else 1)
+    if ground.is_rough:
+        far = FAR / 4 if is_small else FAR_IN_SINGLE
+    return old + sign * far * max(1.0, ground.rms) * random.uniform(1.0, 1.5)
+
+
+def _equal(ground: Ground, old: Values) -> Values:
+    """Equal values; of floats powers of two, whose sums are exact: a deviation in one pass is 0."""
+    value = float(random.choice(old))
+    if ground.is_float and value and math.isfinite(value) and random.random() < 0.5:
+        value = math.copysign(2.0 ** round(math.log2(abs(value))), value)
+    return torch.full_like(old, value)
+
+
+def _positive(ground: Ground, old: Values) -> Values:
+    return torch.where(old == 0, ground.rms / 8, old).abs()
+
+
+def _largest(ground: Ground, old: Values) -> Values:
+    """The end of a type's range, or a part of a wide one: a sum of them may exceed another type."""
+    most = torch.iinfo(ground.value.dtype).max
+    return torch.full_like(old, most // 4 if ground.value.itemsize == 4 else most)
+
+
+def _other_row(ground: Ground, old: Values) -> Values:
+    """Another row, moved or of another size."""
+    other = random.choice(ground.flat.view(-1, len(old))).double()
+    size = random.choice((1.0, 2.0 ** -random.uniform(0, 6)))
+    return other * size + random.choice((0.0, random.gauss(0, 1))) * ground.rms
+
+
+def _occurring(ground: Ground, old: Values) -> Values:
+    """A number that the reference compares integers with and that occurs among them; else any."""
+    sought = torch.tensor([*ground.looks.integers, *ground.looks.ignored])
+    found = old[torch.isin(old, sought)]
+    return torch.full_like(old, random.choice(found if len(found) else old.view(-1)).item())
+
+
+def _counted(ground: Ground, old: Values) -> Values:
+    """A row of two values in which one occurs any number of times."""
+    low, high, length = ground.domain.low, ground.domain.high, len(old)
+    if not ground.counts:
+        marks = {*ground.looks.integers, *(int(n) for n in ground.looks.constants if n % 1 == 0)}
+        marks |= set[int]() if ground.looks.is_aimed else {0, 1, 2, length - 1, length}
+        marks -= {0} if ground.domain.is_filled else set()
+        few = [n for n in marks if 0 <= n <= length]
+        ground.counts = [-1] * 2 * len(few) + random.sample(few, len(few))
+    num = ground.counts.pop()
+    chosen = _part(length) if num < 0 else torch.randperm(length)[:num]
+    return torch.full_like(old, 0.0 if low == high else low).index_fill_(0, chosen, high or 1.0)
+
+
+def _opposite(ground: Ground, old: Values) -> Values:
+    low, high = ground.domain.low, ground.domain.high
+    return low + high - old if ground.domain.form == "two" else -old
+
+
+def _levels(ground: Ground, old: Values, *, in_runs: bool) -> Values:
+    """A row of two or three values, anywhere or side by side; of a mask of its two."""
+    levels = old[torch.randperm(len(old))[: random.randint(2, 3)]]
+    if ground.domain.form == "two":
+        levels = old.new_tensor([ground.domain.low, ground.domain.high])
+    at = torch.randint(len(levels), old.shape)
+    if in_runs:  # up to three of each
+        cuts = torch.zeros_like(at).index_fill_(
+            0, torch.randperm(len(old))[: random.randint(1, 5)], 1
+        )
+        at = (cuts.cumsum(0) + random.randrange(2)) % len(levels)
+    return levels[at]
+
+
+def _even(ground: Ground, old: Values) -> Values:
+    """The same with few digits: sums and differences of them are exact."""
+    unit = 2.0 ** round(math.log2(ground.rms) - 6) if ground.is_float else 1.0
+    return (old / unit).round() * unit
+
+
+def _progression(ground: Ground, old: Values) -> Values:
+    even = _even(ground, old)
+    step = even[even != 0].abs().min() if bool(even.any()) else 1.0
+    return even[0] + step * random.choice((1, -1)) * torch.arange(len(old))
+
+
+def _balanced(ground: Ground, old: Values) -> Values:
+    """A row whose sum is 0."""
+    half = _even(ground, old)[: len(old) // 2]
+    return torch.cat([half, -half, half.new_zeros(len(old) % 2)])[torch.randperm(len(old))]
+
+
+def _peaked(ground: Ground, old: Values) -> Values:
+    """A row that rises up to any place and falls from there."""
+    values = old.sort().values
+    is_left = torch.rand(old.shape) < random.random()
+    return torch.cat([values[is_left], values[~is_left].flip(0)])
+
+
+def _sparse(old: Values, kept: Places | torch.Tensor) -> Values:
+    return torch.where(kept, old, 0.0)
+
+
+def _end_of(old: Values, *, is_head: bool) -> Values:
+    num = random.randrange(1, max(2, len(old)))
+    return _sparse(old, (torch.arange(len(old)) < num) == is_head)
+
+
+def _few_of(_: Ground, old: Values) -> Values:
+    """All 0 but for up to five elements."""
+    at = torch.randperm(len(old))[: random.choice((1, 1, random.randint(1, 5)))]
+    return torch.zeros_like(old).index_fill_(0, at, random.choice((1.0, float(old[at[0]]) or 1.0)))
+
+
+def _bent(_: Ground, old: Values) -> Values:
+    """A row whose steps grow, from below 0 to above."""
+    steps = old.sort().values
+    return (steps - steps.mean()).cumsum(0) / max(1.0, len(old) ** 0.5)
+
+
+def _geometric(ground: Ground, old: Values) -> Values:
+    exponent = random.uniform(0.02, min(1.0, 30 / len(old))) * torch.arange(len(old)).double()
+    return ground.rms * power_of_2(exponent)
+
+
+def _across(_: Ground, old: Values) -> Values:
+    """A row whose product with another one, of exact terms, is 0."""
+    turned = old[: len(old) // 2 * 2].view(-1, 2).flip(-1) * torch.tensor([1.0, -1.0])
+    return torch.cat([turned.flatten(), old.new_zeros(len(old) % 2)])
+
+
+def _with_extremum(_: Ground, old: Values, at: int) -> Values:
+    made = old.clone()
+    most = int(made.argmax())
+    made[at], made[most] = old[most], old[at]
+    return made
+
+
+def _padded(ground: Ground, old: Values) -> Values:
+    """A row that ends in some of one number."""
+    filler = random.choice(ground.possible(ground.looks.integers) or [0])
+    return old.index_fill(0, torch.arange(random.randrange(1, max(2, len(old))), len(old)), filler)
+
+
+def _numbered(ground: Ground, old: Values) -> Values:
+    """0, 1, 2, ... as far as the range goes, from there on again."""
+    numbers = torch.arange(len(old)).double()
+    return numbers if ground.is_float else numbers % (ground.domain.high + 1)
+
+
+def _mixed(ground: Ground, old: Values) -> Values:
+    """Two of the shapes, one after the other."""
+    for kind in random.sample(SHAPES, 2):
+        old = ROWS[kind][1](ground, old)
+    return old
+
+
+ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
+    "zero row": ("zero", lambda _, old: torch.zeros_like(old)),
+    "equal row": ("equal", _equal),
+    "negative row": ("any", lambda ground, old: -_positive(ground, old)),
+    "positive row": ("any", _positive),
+    "lowered row": ("any", lambda ground, old: _moved(ground, old, -1.0)),
+    "raised row": ("any", lambda ground, old: _moved(ground, old, 1.0)),
+    "scaled row": ("any", _scaled),
+    "grown row": ("any", _grown),
+    "large row": ("any", large_values),
+    "row above": ("any", lambda ground, old: _bound(ground, old, 1.0)),
+    "row below": ("any", lambda ground, old: _bound(ground, old, -1.0)),
+    "row near": ("any", lambda ground, old: _bound(ground, old, 0.0)),
+    "same row": ("copied", lambda _, old: old),  # as another one, which `_copied` takes
+    "opposite row": ("opposite", _opposite),
+    "twin row": ("copied", lambda _, old: old),
+    "turned row": ("turned", lambda _, old: old.flip(0)),
+    "shuffled row": ("turned", lambda _, old: old[torch.randperm(len(old))]),
+    "rising row": ("ordered", lambda _, old: old.sort().values),
+    "falling row": ("ordered", lambda _, old: old.sort(descending=True).values),
+    "peaked row": ("ordered", _peaked),
+    "row by size": ("ordered", lambda _, old: old[old.abs().argsort()]),
+    "mirrored row": ("ordered", lambda _, old: torch.cat(
+        [old[: len(old) // 2], old[: -(-len(old) // 2)].flip(0)]
+    )),
+    "periodic row": (
+        "ordered", lambda _, old: old[torch.arange(len(old)) % random.choice((2, 2, 3, 4))]
+    ),
+    "row of levels": ("ordered", lambda ground, old: _levels(ground, old, in_runs=False)),
+    "row of runs": ("runs", lambda ground, old: _levels(ground, old, in_runs=True)),
+    "even row": ("ordered", _progression),
+    "balanced row": ("ordered", _balanced),
+    "alternating row": (
+        "ordered", lambda _, old: old.abs() * (1 - 2 * (torch.arange(len(old)) % 2))
+    ),
+    "special row": ("special", lambda ground, old: repeated(
+        random.choice((ground.looks.special, [random.choice(ground.looks.special)])), old
+    )),
+    "largest row": ("added", _largest),
+    "permuted row": ("permuted", lambda _, old: old[torch.randperm(len(old))]),
+    "other row": ("columns", _other_row),
+    "counted row": ("counted", _counted),
+    "full row": ("", lambda ground, old: torch.full_like(old, ground.domain.high or 1.0)),
+    "empty row": ("", lambda ground, old: torch.full_like(old, ground.domain.low)),
+    "row of few": ("shaped", _few_of),
+    "row of odd zeros": ("shaped", lambda _, old: _sparse(old, torch.arange(len(old)) % 2 == 0)),
+    "row of even zeros": ("shaped", lambda _, old: _sparse(old, torch.arange(len(old)) % 2 == 1)),
+    "head row": ("shaped", lambda _, old: _end_of(old, is_head=True)),
+    "tail row": ("shaped", lambda _, old: _end_of(old, is_head=False)),
+    "sign row": ("shaped", lambda _, old: torch.where(old < 0, -1.0, 1.0).double()),
+    "row of bits": ("shaped", lambda _, old: (old > old.mean()).double()),
+    "whole row": ("shaped", lambda ground, old: (4 * old / ground.rms).round()),
+    "fraction row": ("shaped", lambda _, old: old.abs() % 1.0),
+    "numbered row": ("shaped", _numbered),
+    "convex row": ("shaped", _bent),
+    "concave row": ("shaped", lambda ground, old: -_bent(ground, old)),
+    "geometric row": ("shaped", _geometric),
+    "walking row": ("shaped", lambda _, old: old.cumsum(0) / len(old) ** 0.5),
+    "unit row": ("shaped", lambda _, old: old / (float(old.norm()) or 1.0)),
+    "shared row": ("shaped", lambda _, old: old.abs() / (float(old.abs().sum()) or 1.0)),
+    "row of pairs": ("shaped", lambda _, old: old[torch.arange(len(old)) // 2]),
+    "row but one": ("shaped", lambda _, old: torch.full_like(old, float(old[0])).index_fill_(
+        0, torch.randint(len(old), (1,)), float(old[-1])
+    )),
+    "first row": ("shaped", lambda ground, old: _with_extremum(ground, old, 0)),
+    "last row": ("shaped", lambda ground, old: _with_extremum(ground, old, -1)),
+    "odd row": ("shaped", lambda _, old: old - old.flip(0)),
+    "distinct row": (
+        "shaped", lambda ground, old: _numbered(ground, old)[torch.randperm(len(old))]
+    ),
+    "padded row": ("shaped", _padded),
+    "mixed row": ("shaped", _mixed),
+    **{f"row of period {n}": ("shaped", lambda _, old, n=n: old[torch.arange(len(old)) % n])
+       for n in range(2, 9)},
+    "negative index row": ("wrapped", lambda _, old: -1 - old),
+    "multiple row": ("related", lambda _, old: old * random.choice((2.0, 3.0, 0.5, -2.0))),
+    "square row": ("related", lambda _, old: old * old),
+    "inverse row": ("related", lambda _, old: torch.where(old == 0, 1.0, 1 / old)),
+    "greater row": ("related", lambda ground, old: old.abs() + ground.rms * torch.rand(old.shape)),
+    "reversed row": ("related", lambda _, old: old.flip(0)),
+    "crossing row": ("related", lambda ground, old: _across(ground, _even(ground, old))),
+    "constant row": ("", _occurring),
+}  # fmt: skip
+"""Kinds of rows, columns and slabs, and of whole inputs: what of `rows_for` allows them, and their
+values."""
+SHAPES = tuple(kind for kind, (what, _) in ROWS.items() if what in ("shaped", "ordered"))
+LOUD = {*FAR_KINDS, "special", "special row"}
+"""Kinds beside which others do not show: they have sets of their own."""
+ALONE = FAR_KINDS - {"far constant", "beyond"}
+"""Kinds of one float of a set."""
+
+
+# --- which kinds a tensor can have
+
+
+TWINS = ("twin row", "turned row", "shuffled row")
+RELATED = tuple(kind for kind, (what, _) in ROWS.items() if what == "related")
+COPIES = ("same row", "opposite row", *TWINS, *RELATED)
+"""Kinds of rows that are as another one: a distance is 0, an angle is 0 or pi. Twins are anywhere,
+others at the same place of another input or side by side."""
+BY_ROW = ("norms", "sums", "ordered")
+"""Forms of which a row is a thing by itself, as a unit vector."""
+
+
+def rows_for(ground: Ground) -> list[str]:
+    """Kinds of rows that can be planted."""
+    looks, form, value = ground.looks, ground.domain.form, ground.value
+    if form in ("none", "single") or value.numel() < 2 or is_strict(ground):
+        return []
+    is_any = ground.is_float and form not in (*BY_ROW, *FEW, "hot", "whole")
+    is_agreeing = is_any or form in ("free", "sorted", "whole")
+    is_short = value.itemsize < 8 and not ground.is_float
+    is_two = form == "two" and ground.turn % 2 == 0  # else a mask has few other elements alone
+    is_ordered = is_agreeing and looks.tells_rows and form != "sorted"
+    is_copied = (ground.others() and form not in FEW) or (looks.is_comparing and is_agreeing)
+    is_copied = (
+        is_copied
+        or (is_agreeing and bool(ground.strangers))
+        or (is_two and bool(ground.others() or looks.is_comparing))
+    )
+    is_free = form == "free" and "sizes" not in looks.does
+    has = {
+        "any": is_any,
+        "zero": is_any or (form == "hot" and 0.0 in looks.compared)
+        or (is_free and "wraps" not in looks.does),
+        "equal": is_any or form == "ordered"
+        or (is_agreeing and ground.domain.low != ground.domain.high),
+        "copied": is_copied,
+        "opposite": is_copied
+        and (is_two or (form in ("free", "norms") and ground.domain.low < 0)),
+        "turned": is_copied and looks.tells_rows,
+        "ordered": is_ordered,
+        "runs": is_ordered or (is_two and looks.tells_rows),
+        "special": is_any and looks.special and form != "sorted",
+        "added": is_short and is_agreeing and "adds" in looks.does and "sizes" not in looks.does,
+        "permuted": form in ("distinct", "hot"),
+        "columns": form == "ordered",
+        "counted": is_two,
+        "shaped": looks.is_aimed and form in ("free", "two", "sorted", "whole"),
+        "wrapped": looks.is_aimed and ground.is_index,
+        "related": looks.is_aimed and bool(ground.others()) and is_agreeing,
+    }  # fmt: skip
+    return [kind for kind, (what, _) in ROWS.items() if has.get(what)]
+
+
+def tensors_for(ground: Ground) -> list[str]:
+    """Kinds of rows that a whole input can be, the last ones where there is room."""
+    form = ground.domain.form
+    if form not in ("free", "two") or ground.value.numel() == 1:
+        return []
+    if ground.looks.is_aimed:
+        return _aimed_tensors(ground)
+    if form == "two":
+        return [*([] if ground.domain.is_filled else ["empty row"]), "full row"]
+    if ground.is_float:
+        return ["scaled row", "zero row", "lowered row", "positive row"]
+    return ["constant row", "empty row"]
+
+
+def _aimed_tensors(ground: Ground) -> list[str]:
+    """The same where a decision of the candidate is sought; shapes of rows last."""
+    shape, is_float = ground.value.shape, ground.is_float
+    is_flat = len(shape) < 2
+    has = {
+        "square": not is_flat and shape[-1] == shape[-2],
+        "rows": not is_flat,
+        "other": bool(ground.others()),
+        "places": bool(_scored(ground)),
+        "float": is_float,
+    }
+    found = [kind for kind, (what, _) in WHOLE.items() if has[what]]
+    if ground.domain.form == "two":
+        found += ["empty row", "full row"]
+    else:
+        found += ["constant row", "zero row"]
+    found += ["equal row", "positive row", "negative row", "scaled row"] if is_float else []
+    shapes = random.sample(SHAPES, len(SHAPES) if is_flat else NUM_EVERY)
+    if not is_flat:
+        is_few = math.prod(shape[:-1]) <= MAX_EVERY
+        shapes = [EVERY + kind for kind in shapes if is_few]
+    return [*random.sample(found, len(found)), *shapes]
+
+
+# --- places of rows
+
+
+def make_rows(ground: Ground, kinds: Sequence[str]) -> list[Group]:
+    """Rows of different kinds, the first of each whole, the copies last."""
+    if not kinds:
+        return []
+    is_any = ground.domain.form in ("free", "two", "whole")
+    num = MAX_ROWS if ground.looks.tells_rows else MAX_ROWS // 2
+    num = len(kinds) if ground.looks.is_aimed else num
+    found = _planned(ground, kinds, _lines(ground.value, ground.turn if is_any else 0, num))
+    taken = torch.zeros(ground.value.numel(), dtype=torch.bool)
+    for row in found:
+        taken[row.line] = True
+    made, groups = ground.flat.clone(), list[Group]()
+    for row in sorted(found, key=lambda one: one.kind in COPIES):
+        values, stays = made[row.line].double(), [(ground.number, row.line)]
+        if row.kind in COPIES:
+            values, source = _copied(ground, made, row, taken)
+            stays += source
+        values = ground.cast(_shaped(ground, row.kind, values))[row.part]
+        at = row.line[row.part]
+        if ground.domain.fixed is not None:
+            is_free = ~ground.domain.fixed[at]
+            at, values = at[is_free], values[is_free]
+        made[at] = values
+        if len(at):
+            own = Group(tensor=ground.number, kind=row.kind, at=at, values=values)
+            groups.append(replace(own, stays=tuple(stays)))
+    return groups
+
+
+def _shaped(ground: Ground, kind: str, old: Values) -> Values:
+    """A row of a kind; a shape stays within few values, or within the range of an index."""
+    what, make = ROWS[kind]
+    made, low, high = make(ground, old), ground.domain.low, ground.domain.high
+    if ground.domain.form == "two" and kind in SHAPES:
+        return torch.where(made > (low + high) / 2, high, low).double()
+    if what != "wrapped" and ground.is_index:
+        made = made.abs()
+    return made if what == "wrapped" else ground.bounded(made)
+
+
+def make_tensor(ground: Ground, kind: str) -> Group:
+    """A whole input: as one row, as rows that are all of a shape, or by its axes."""
+    at = torch.arange(ground.value.numel())
+    at = at if ground.domain.fixed is None else at[~ground.domain.fixed]
+    if kind in WHOLE:
+        made = WHOLE[kind][1](ground, ground.value.double()).reshape(-1)
+    elif kind.startswith(EVERY):
+        rows = ground.flat.double().view(-1, ground.value.shape[-1])
+        made = torch.cat([_shaped(ground, kind.removeprefix(EVERY), row) for row in rows])
+    else:
+        made = _shaped(ground, kind, ground.flat.double())
+    return Group(tensor=ground.number, kind=kind, at=at, values=ground.cast(made)[at])
+
+
+def _zero_cross(_: Ground, value: Values) -> Values:
+    made = value.clone()
+    made[..., random.randrange(value.shape[-2]), :] = made[
+        ..., random.randrange(value.shape[-1])
+    ] = 0
+    return made
+
+
+def _other_input(ground: Ground, value: Values) -> Values:
+    return ground.kin[random.choice(ground.others())].double()
+
+
+def _scored(ground: Ground) -> list[torch.Tensor]:
+    """Inputs of floats with a row for each element of an index, which may be any place of it."""
+    is_index, shape = ground.domain.form == "free" and not ground.is_float, ground.value.shape
+    most = ground.domain.high
+    return [
+        one
+        for one in ground.every
+        if is_index and one.is_floating_point() and one.shape[:-1] == shape and one.shape[-1] > most
+    ]
+
+
+def _places_of_largest(ground: Ground) -> Values:
+    return random.choice(_scored(ground)).argmax(-1).double()
+
+
+WHOLE: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
+    "symmetric input": ("square", lambda _, old: old.tril() + old.tril(-1).mT),
+    "odd input": ("square", lambda _, old: old.tril(-1) - old.tril(-1).mT),
+    "lower input": ("square", lambda _, old: old.tril()),
+    "upper input": ("square", lambda _, old: old.triu()),
+    "diagonal input": ("square", lambda _, old: old.tril().triu()),
+    "unit input": (
+        "square", lambda _, old: torch.eye(old.shape[-1], dtype=old.dtype).expand_as(old)
+    ),
+    "input of equal rows": ("rows", lambda _, old: old[..., :1, :].expand_as(old)),
+    "input of equal columns": ("rows", lambda _, old: old[..., :1].expand_as(old)),
+    "input with a zero row and column": ("rows", _zero_cross),
+    "other input": ("other", _other_input),
+    "multiple input": (
+        "other", lambda ground, old: random.choice((2.0, -1.0)) * _other_input(ground, old)
+    ),
+    "input of places": ("places", lambda ground, _: _places_of_largest(ground)),
+    "input of ones": ("float", lambda _, old: torch.ones_like(old)),
+    "raised input": ("float", lambda ground, old: old.abs() + 3 * max(1.0, ground.rms)),
+}  # fmt: skip
+"""Whole inputs by their axes: what of `_aimed_tensors` allows them, and their values."""
+SHARED = frozenset(WHOLE) | {"zero row", "positive row"}
+"""Kinds that several inputs of a shape may have together."""
+EVERY, MAX_EVERY, NUM_EVERY = "every ", 256, 4
+"""Beginning of the kind of an input all of whose rows are of a shape, most rows of one, and number
+of such shapes of a set."""
+
+
+def _planned(ground: Ground, kinds: Sequence[str], lines: Sequence[Places]) -> list[_Row]:
+    """Rows that do not meet: half of another input's of the shape, then own ones."""
+    key, turn = (ground.value.shape, "rows"), ground.turn // 2 * len(lines) % len(kinds)
+    left = [*kinds[turn:], *kinds[:turn]]
+    found = [one for one in ground.shared.get(key, ()) if one.kind in kinds]
+    is_any = ground.domain.form in ("free", "whole", "sorted")
+    taken = torch.zeros(ground.value.numel(), dtype=torch.bool)
+    for one in found:
+        taken[one.line] = True
+    for line in lines:
+        if not taken[line].any():
+            kind, length = left[len(found) % len(left)], len(line)
+            is_whole = not is_any or kind not in {one.kind for one in found}
+            part = torch.arange(length) if is_whole else _part(length, is_near=kind in COPIES)
+            if kind == "large row":  # neighbours, of which more are in a block than elsewhere
+                start = random.randrange(length)
+                part = torch.arange(start, min(length, start + random.randint(2, 16)))
+            found.append(_Row(kind, line, part))
+    ground.shared.setdefault(key, [*{one.kind: one for one in reversed(found)}.values()])
+    return found
+
+
+def _part(length: int, *, is_near: bool = False) -> Places:
+    """Indices of a part of a row: all of them, a head, a tail, neighbours, or any; as many as the
+    row has, or few, or all but few, or all but very few."""
+    few = _few(length)
+    num = random.choice((length, few, length - few, random.randint(1, length)))
+    num = max(1, length - _few(few) if is_near else num)
+    if random.random() < 0.5:
+        return torch.randperm(length)[:num]
+    start = random.choice((0, length - num, random.randint(0, length - num)))
+    return torch.arange(start, start + num)
+
+
+def _few(length: int) -> int:
+    """Any number up to a length, each power of two as often as another one."""
+    return int(2 ** random.uniform(0, math.log2(length)))
+
+
+def _copied(
+    ground: Ground, made: torch.Tensor, row: _Row, taken: torch.Tensor
+) -> tuple[Values, list[tuple[int, Places]]]:
+    """The row at the same place of another input of its shape, or before it; for a twin, at any
+    place of either, or a row of a parameter; and where it stays."""
+    line, size, length, number, flat = row.line, len(made), len(row.line), ground.number, made
+    step = length if length > 1 and int(line[1] - line[0]) == 1 else 1
+    others, is_twin = ground.others(), row.kind in TWINS
+    is_strange = row.kind == "twin row" and step == length == ground.value.shape[-1]
+    if is_strange and ground.strangers and random.random() < (0.5 if others else 1.0):
+        return random.choice(random.choice(ground.strangers)).double(), []
+    tries = [(line + step * random.randrange(1, max(2, size // length))) % size for _ in range(4)]
+    tries = tries if is_twin else [(line - step) % size]
+    source = next((one for one in tries if not taken[one].any()), tries[0])
+    if others and not (is_twin and random.random() < 0.2):
+        number = random.choice(others)
+        source = random.choice((source, line)) if is_twin else line
+        flat = ground.kin[number].view(-1)
+    else:
+        taken[source] = True
+    values = flat[source].double()
+    low, high = ground.domain.low, ground.domain.high
+    if ground.domain.form == "two" and not bool(((values == low) | (values == high)).all()):
+        values = torch.where(values > 0, high, low).double()
+    return values, [(number, source)]
+
+
+def _lines(value: torch.Tensor, turn: int, num: int) -> list[Places]:
+    """Flat indices of some rows, the largest first: by turns samples, planes and rows side by side,
+    or slabs and columns of a later axis; of parts of a tensor that has no rows."""
+    shape, size, axes = value.shape, value.numel(), range(value.ndim)
+    later = [[k] for k in axes if k and shape[k] > 1 and size // shape[k] <= MAX_SLAB]
+    later += [[n for n in axes if n != k] for k in axes[:-1] if shape[k] > 1]
+    is_later = turn % 2 == 1 and bool(later)
+    found: list[Places] = []
+    for fixed in [later[turn // 2 % len(later)]] if is_later else map(range, axes[1:]):
+        count = math.prod(shape[k] for k in fixed)
+        is_row = len(fixed) == value.ndim - 1
+        if not 1 < count < size or (size // count > MAX_SLAB and not is_row):
+            continue
+        if num > MAX_ROWS:
+            most = count - count // 4
+        elif count <= MAX_ROWS // 2 or num == MAX_ROWS:
+            most = count // 2
+        else:
+            most = count // ROW_SHARE
+        if not is_row and not is_later:  # three: as many loud kinds
+            most = min(4, max(count // 4, min(3, most)))
+        starts, part = _offsets(shape, fixed), _offsets(shape, [k for k in axes if k not in fixed])
+        found += [starts[n] + part for n in torch.randperm(count)[: max(1, min(num, most))]]
+    if found:
+        return found
+    cuts = sorted({0, *(random.randrange(size) for _ in range(6)), size})
+    parts = [torch.arange(a, min(b, a + MAX_SLAB)) for a, b in itertools.pairwise(cuts)]
+    return random.sample(parts, max(1, len(parts) // 2))
+
+
+def _offsets(shape: Sequence[int], axes: Iterable[int]) -> Places:
+    """Flat indices of all elements along these axes, from the first one on."""
+    found = torch.zeros(1, dtype=torch.int64)
+    for axis in axes:
+        step = math.prod(shape[axis + 1 :])
+        found = (found[:, None] + torch.arange(shape[axis]) * step).flatten()
+    return found
+
+
+# --- parameters and saved buffers
+
+
+GROWN = 0.9
+"""Share of draws in which parameters of few elements exceed a bound that they may have."""
+
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+STATE_ROWS = ("zero row", "same row", "equal row", "scaled row", "scaled row", "balanced row")
+"""Kinds of rows of a parameter, the first where no others are borne."""
+
+
+def plant_state(
+    model: torch.nn.Module, before: Mapping[str, torch.Tensor], *, has_rows: bool, has_indices: bool
+) -> None:
+    """Plants into parameters and saved buffers of a model, in place: a few zeros, ties, other signs
+    and sizes; of a few elements all grow. Some that were constant `before` they were moved get that
+    back in a part. Vectors of one sign stay so: biases below a maximum. A matrix gets a column of
+    zeros and, where asked, rows of several kinds; of integers that are no indices anything."""
+    trained = {one.data_ptr() for one in model.parameters()}
+    has_defaults, is_head = random.random() < 0.5, random.random() < 0.7
+    for name, value in model.state_dict().items():
+        size = value.numel()
+        is_whole = value.dtype in INTEGERS
+        if is_whole and value.ndim > 1 and (value.itemsize < 4 or not has_indices):
+            _plant_integers(value)
+        if not value.is_floating_point() or not value.is_contiguous():
+            continue
+        if size < MIN_ROW:
+            if value.data_ptr() in trained and random.random() < GROWN:
+                value.add_(value.sign() * random.uniform(1, 4)).mul_(random.choice((1, -1)))
+            continue
+        flat, default = value.view(-1), before[name].flatten()
+        domain = Domain.of([value], permutes=False)
+        if domain.form != "free":
+            continue
+        if has_defaults and bool((default == default[0]).all()):
+            part = torch.arange(size) < random.randint(size // 8, size - 1)
+            flat.copy_(torch.where(part if is_head else ~part, default, flat))
+        ground = Ground(value=value, domain=domain, looks=Looks(), rms=rms_of(value), size=NEAR + 1)
+        has_sign = size == max(value.shape) and domain.low * domain.high > 0
+        kinds = ["tie"] if has_sign else ["zero", "tie", "small"]
+        kinds += ["large"]  # a bound of a scale, a bias or a matrix
+        kinds += ["sign"] if value.data_ptr() in trained and not has_sign else []
+        at = torch.randint(1, size, (max(min(12, size // 2), size // 64),)).unique()
+        for number, kind in enumerate(kinds):
+            own = at[number :: len(kinds)]
+            own = own if kind != "large" or size == max(value.shape) else own[:MIN_PLANTS]
+            flat[own] = ground.cast(element_values(ground, kind, own))
+        if size > max(value.shape) and min(value.shape[0], value.shape[-1]) >= MIN_ROW:
+            rows, old = value.view(-1, value.shape[-1]), value.clone().view(-1, value.shape[-1])
+            kinds = STATE_ROWS if has_rows else STATE_ROWS[:1]
+            for kind, at in zip(kinds, torch.randperm(len(rows)).tolist(), strict=False):
+                source = old[at - 1 if kind in COPIES else at].double()
+                rows[at] = ground.cast(ROWS[kind][1](ground, source))
+            value[..., random.randrange(value.shape[-1])] = 0
+
+
+def _plant_integers(value: torch.Tensor) -> None:
+    """Integers of any size and sign that the type has, in some places of more than two values."""
+    if len(value.unique()) > 2:
+        bits = torch.iinfo(value.dtype).bits
+        drawn = torch.randint(-(1 << 63), (1 << 63) - 1, value.shape)
+        some = (drawn >> torch.randint(64 - bits, 64, value.shape)).to(value.dtype)
+        value.copy_(torch.where(torch.rand(value.shape) < 1 / MAX_SHARE, some, value))

@@ -38,7 +38,7 @@ from forge.evalpool.judge.numbers.called import (
 )
 from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
-from forge.evalpool.judge.wide import plants, rows
+from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.arguments import Arguments
 from forge.evalpool.judge.wide.compare import BLOCK_ELEMENTS, LEAST_SCALE, SAME, real_question
 from forge.evalpool.judge.wide.domain import Domain, opened
@@ -214,8 +214,8 @@ class _Plan:
 
     def allows(self, tensor: int, kind: str) -> bool:
         """True if a tensor may have such plants."""
-        is_alone = kind in rows.ALONE and tensor != self.chosen
-        return (kind in rows.LOUD) is self.is_loud and not (self.is_loud and is_alone)
+        is_alone = kind in plants.ALONE and tensor != self.chosen
+        return (kind in plants.LOUD) is self.is_loud and not (self.is_loud and is_alone)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -518,7 +518,7 @@ class Draws:
         """Plans of `num_sets` sets: every kind of single elements in one. Loud ones are apart; the
         same kinds of all tensors go together, for branches that ask for several."""
         every = [kind for one in self._grounds() for kind in plants.elements_for(one)]
-        quiet = [one for one in dict.fromkeys(every) if one not in rows.LOUD]
+        quiet = [one for one in dict.fromkeys(every) if one not in plants.LOUD]
         random.shuffle(quiet)
         is_more = self._looks.tells_rows and num_sets > NUM_SETS
         num_quiet = (num_sets + is_more * NUM_TELLING + random.randrange(2)) // 2
@@ -527,7 +527,7 @@ class Draws:
         tensors = leaves(self._known.inputs)
         floats = [n for n, one in enumerate(tensors) if one.is_floating_point()] or [-1]
         for n in range(num_sets - num_quiet):
-            plan = _Plan(turn=other + n, kinds=rows.LOUD, is_loud=True, is_rough=not n)
+            plan = _Plan(turn=other + n, kinds=plants.LOUD, is_loud=True, is_rough=not n)
             plan.chosen = floats[plan.turn % len(floats)]
             is_near = plan.is_rough or self._wide is None or "extrema" in self._looks.does
             plan.first_size = plants.NEAR if is_near else 0
@@ -546,12 +546,12 @@ class Draws:
         kinds = [
             (place, one, kind)
             for one in filter(lambda one: one.looks.is_aimed, self._grounds())
-            for place, kind in enumerate(rows.tensors_for(one))
+            for place, kind in enumerate(plants.tensors_for(one))
         ]
         shared = list[_Plan]()
         for _, one, kind in sorted(kinds, key=lambda each: each[0]):
             plans.append(_Plan(chosen=one.number, whole=kind))
-            if kind in rows.SHARED and one.number < min(one.others(), default=0):
+            if kind in plants.SHARED and one.number < min(one.others(), default=0):
                 shared.append(replace(plans[-1], is_shared=True))
         return [*plans, *shared]
 
@@ -559,7 +559,7 @@ class Draws:
         """Plans of inputs that outputs depend on as a whole; of several tensors, kinds that differ
         come first."""
         grounds = self._grounds()
-        kinds = {n: rows.tensors_for(one) for n, one in enumerate(grounds)}
+        kinds = {n: plants.tensors_for(one) for n, one in enumerate(grounds)}
         read = [n for n in kinds if kinds[n] and self._moves_all(grounds[n])]
         first, step = random.randrange(NUM_TENSORS), max(1, NUM_TENSORS // max(1, len(read)))
         turns = [
@@ -740,10 +740,10 @@ class Draws:
         ground.size = plants.NEAR
         kinds = [
             kind
-            for kind in rows.rows_for(ground)
+            for kind in plants.rows_for(ground)
             if work.plan.allows(tensor, kind) and (tensor, kind) not in self._bad
         ]
-        groups = self._on_device(rows.make_rows, ground, kinds)
+        groups = self._on_device(plants.make_rows, ground, kinds)
         if not groups or self._accepts(work, groups) is not None:
             return
         for kind in dict.fromkeys(one.kind for one in groups):
@@ -776,7 +776,7 @@ class Draws:
             work.groups = []
             for one in (ground, *(self._ground(work, n) for n in others)):
                 one.size = size
-                work.groups.append(self._on_device(rows.make_tensor, one, kind))
+                work.groups.append(self._on_device(plants.make_tensor, one, kind))
             found = self._tried(self._with(work.start.inputs, work.groups))
             if found is not None and self._is_stable(found):
                 work.now = found
@@ -818,7 +818,7 @@ class Draws:
             return None
         self._borne.add(tensor)
         matters = self._matters(work.now.outputs, found.outputs)
-        is_row = groups[0].kind in rows.ROWS
+        is_row = groups[0].kind in plants.ROWS
         if not matters and not is_row:
             return False
         if matters:
@@ -860,7 +860,7 @@ class Draws:
 
     def _final(self, work: _Work) -> InputSet | None:
         """The set with all groups that eager bears: of some, large values may overflow there."""
-        for left_out in (set[str](), VAST, rows.LOUD, {one.kind for one in work.groups}):
+        for left_out in (set[str](), VAST, plants.LOUD, {one.kind for one in work.groups}):
             groups = [one for one in work.groups if one.kind not in left_out]
             tried: _Tried | None = work.now
             if len(groups) < len(work.groups):

@@ -14,8 +14,7 @@ import torch
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.numbers.called import dtype_name, is_equal
 from forge.evalpool.judge.wide import compare
-from forge.evalpool.judge.wide.card import OnCard, agree
-from forge.evalpool.judge.wide.compare import Wanted
+from forge.evalpool.judge.wide.compare import OnCard, Wanted, agree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.program.dataflow import effects
 from forge.evalpool.judge.program.format import Launch, Origin, Section
 from forge.evalpool.judge.program.walk import variants
-from forge.evalpool.judge.wide.card import OnCard, agree
-from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question, Wanted
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, OnCard, Question, Wanted, agree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
