@@ -12,7 +12,7 @@ import torch
 from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.sizes import replaced
 from forge.data.harvest.sources.compositions.draw import compose, open_compositions, summary
-from forge.data.harvest.sources.compositions.vocabulary import section
+from forge.data.harvest.sources.compositions.writer import section
 from forge.data.problem_files import parse_source
 from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Node = TypeVar("Node", bound=ast.AST)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 ALLOWED = frozenset({
     "abc", "collections", "copy", "dataclasses", "enum", "functools", "inspect", "itertools",
@@ -210,24 +211,18 @@ class Library:
         return self._files[module]
 
     def _read(self, module: str) -> CodeFile | None:
+        inside = module
+        if self.package and f"{module}.".startswith(f"{self.package}."):
+            inside = module[len(self.package) + 1 :]
+        elif self.package:
+            return None
         if self.root is None:
             return None
-        inside = module
-        if self.package:
-            if module != self.package and not module.startswith(f"{self.package}."):
-                return None
-            inside = module[len(self.package) + 1 :]
         base = self.root.joinpath(*inside.split(".")) if inside else self.root
-        places = [(base / "__init__.py", True)]
-        places += [(base.with_suffix(".py"), False)] if inside else []
-        for path, is_package in places:
-            if path.is_file():
-                return read_code(path, module=module, is_package=is_package)
-        return None
-
-    def closure(self, module: str, name: str) -> Closure:
-        """A class with all that it uses. Raises NotSelfContained."""
-        return Closure(self, module, name)
+        if (path := base / "__init__.py").is_file():
+            return read_code(path, module=module, is_package=True)
+        path = base.with_suffix(".py")
+        return read_code(path, module=module) if inside and path.is_file() else None
 
 
 def read_code(path: Path, *, module: str, is_package: bool = False) -> CodeFile | None:
@@ -261,39 +256,32 @@ class Closure:
         self._found: dict[Key, ast.stmt] = {}
         self._waiting: list[tuple[str, str]] = []
         self._ask((module, name))
-        while self._waiting:
-            self._resolve(*self._waiting.pop())
+        self.require(())
 
     def require(self, names: Iterable[str]) -> None:
         """Adds what further expressions of the class's file use. Raises NotSelfContained."""
-        module = self.key[0]
         for name in sorted(names):
-            self._resolve(module, name)
+            self._resolve(self.key[0], name)
         while self._waiting:
             self._resolve(*self._waiting.pop())
 
+    @property
     def definitions(self) -> list[ast.stmt]:
         """The class, and what it uses."""
         return list(self._found.values())
-
-    def class_node(self) -> ast.ClassDef:
-        """The definition of the class."""
-        node = self._found[self.key]
-        assert isinstance(node, ast.ClassDef)
-        return node
 
     def method(self, name: str) -> ast.FunctionDef | None:
         """A method of the class or of the first base that has it."""
         key: Key | None = self.key
         for _ in range(8):
             node = self._found.get(key) if key else None
-            if not isinstance(node, ast.ClassDef) or key is None:
+            if key is None or not isinstance(node, ast.ClassDef):
                 return None
             if (found := method_of(node, name)) is not None:
                 return found
-            scope = self._scopes[key[0]]
+            known = self._scopes[key[0]].keys
             bases = [one.id for one in node.bases if isinstance(one, ast.Name)]
-            key = next((scope.keys[one] for one in bases if one in scope.keys), None)
+            key = next((known[one] for one in bases if one in known), None)
         return None
 
     def _ask(self, key: Key) -> None:
@@ -517,27 +505,15 @@ def globals_of(node: ast.AST) -> frozenset[str]:
 def cleaned(node: ast.stmt, *, known: frozenset[str]) -> ast.stmt:
     """A copy without registering decorators, unknown annotations, long docstrings and dropout, by
     which a module in training would be random."""
-    made: ast.stmt = _WithoutDropout().visit(copied(node))
-    for one in ast.walk(made):
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            one.decorator_list = [each for each in one.decorator_list if _is_kept(each)]
-            _shorten(one)
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_known(
-            one.returns, known
-        ):
-            one.returns = None
-        if isinstance(one, ast.arg) and not _is_known(one.annotation, known):
-            one.annotation = None
-        if isinstance(one, ast.ClassDef):
-            one.body = [_plain(each, known) for each in one.body if not _is_shown(each)]
-            one.body = one.body or [ast.Pass()]
-    return _plain(made, known)
+    return _Cleaning(known).visit(copied(node))
 
 
-class _WithoutDropout(ast.NodeTransformer):
-    """`nn.Dropout(p)` becomes `nn.Identity()`, and `F.dropout(x, p)` becomes `x`."""
+class _Cleaning(ast.NodeTransformer):
+    def __init__(self, known: frozenset[str]) -> None:
+        self._known = known
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
+        """`nn.Dropout(p)` becomes `nn.Identity()`, and `F.dropout(x, p)` becomes `x`."""
         self.generic_visit(node)
         match node.func:
             case ast.Attribute(value=owner, attr=name) if re.fullmatch(LAYERS, name):
@@ -547,6 +523,49 @@ class _WithoutDropout(ast.NodeTransformer):
                 return node.args[0]
             case _:
                 return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:
+        self._head(node)
+        shown = ("extra_repr", "__repr__")  # methods that only print
+        node.body = [one for one in node.body if getattr(one, "name", "") not in shown]
+        node.body = [self.visit(one) for one in node.body] or [ast.Pass()]
+        return node
+
+    def visit_FunctionDef(self, node: Function) -> ast.stmt:
+        self._head(node)
+        node.returns = self._annotation(node.returns)
+        self.generic_visit(node)
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def _head(self, node: Function | ast.ClassDef) -> None:
+        """Leaves out decorators, and a docstring: a long one, or that of a function."""
+        node.decorator_list = [one for one in node.decorator_list if _is_kept(one)]
+        said = (ast.get_docstring(node, clean=False) or "").strip()
+        has_docstring = ast.get_docstring(node) is not None
+        is_short = 0 < len(said) <= MAX_DOCSTRING and not isinstance(node, ast.FunctionDef)
+        if has_docstring and not is_short:
+            node.body = node.body[1:] or [ast.Pass()]
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        node.annotation = self._annotation(node.annotation)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        self.generic_visit(node)
+        if node.value and self._annotation(node.annotation) is None:
+            return ast.copy_location(ast.Assign(targets=[node.target], value=node.value), node)
+        return node
+
+    def _annotation(self, node: ast.expr | None) -> ast.expr | None:
+        """An annotation whose names are known; None for any other."""
+        is_known = node is not None and all(
+            not (isinstance(one, ast.Constant) and isinstance(one.value, str))
+            and not (isinstance(one, ast.Name) and one.id not in self._known)
+            for one in ast.walk(node)
+        )
+        return node if is_known else None
 
 
 def copied(node: Node) -> Node:
@@ -564,43 +583,11 @@ def copied(node: Node) -> Node:
     return made
 
 
-def _plain(node: ast.stmt, known: frozenset[str]) -> ast.stmt:
-    """An assignment without an unknown annotation."""
-    if isinstance(node, ast.AnnAssign) and node.value and not _is_known(node.annotation, known):
-        made = ast.Assign(targets=[node.target], value=node.value)
-        return ast.copy_location(made, node)
-    return node
-
-
-def _is_shown(node: ast.stmt) -> bool:
-    """True for a method that only prints."""
-    return isinstance(node, ast.FunctionDef) and node.name in ("extra_repr", "__repr__")
-
-
-def _is_known(annotation: ast.expr | None, known: frozenset[str]) -> bool:
-    return annotation is None or all(
-        not (isinstance(one, ast.Constant) and isinstance(one.value, str))
-        and not (isinstance(one, ast.Name) and one.id not in known)
-        for one in ast.walk(annotation)
-    )
-
-
 def _is_kept(decorator: ast.expr) -> bool:
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(called) in KEPT_DECORATORS or (
         isinstance(called, ast.Attribute) and called.attr in ("setter", "getter")
     )
-
-
-def _shorten(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-    """Removes a long docstring."""
-    if not node.body or not isinstance(node.body[0], ast.Expr):
-        return
-    value = node.body[0].value
-    if isinstance(value, ast.Constant) and isinstance(value.value, str):
-        said = value.value.strip()
-        if len(said) > MAX_DOCSTRING or not said or isinstance(node, ast.FunctionDef):
-            node.body = node.body[1:] or [ast.Pass()]
 
 
 def _prepend(node: ast.stmt, first: Sequence[ast.stmt]) -> None:

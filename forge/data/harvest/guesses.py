@@ -2,7 +2,8 @@
 docstrings, and from calls with literal arguments in the tree's tests and `__main__` blocks.
 
 A guess is a pair of constructor arguments and inputs; a sandbox finds the first that runs, so a
-list of guesses begins with the likeliest. `calls_in` collects what tests say.
+list of guesses begins with the likeliest. `calls_in` collects what tests say. A configuration
+object has small values for the fields that a class reads.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from forge.data.harvest.arguments import constructor_call
 from forge.data.harvest.closure import NotSelfContained
-from forge.data.harvest.configurations import CONFIGURATION, configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +41,35 @@ BY_NAME: tuple[tuple[str, str], ...] = (
     (r"norm|norm_layer|normalization", "nn.LayerNorm"),
 )
 """Values of parameters by patterns of their names; all others are numbers of channels."""
+CONFIGURATION = "_configuration"
+"""Name of the call that `arguments.constructor_call` makes an object of."""
+PARAMETER = re.compile(r"(\w+_)?(config|cfg)")
+WIDTH_FIELD = re.compile(r"(\w+_)?(hidden_size|d_model|embed_dim|n_embd|dim|hidden_dim|width)")
+FIELDS: tuple[tuple[str, str], ...] = (
+    (WIDTH_FIELD.pattern, "16"),
+    (r"(intermediate|ffn|mlp|inner|feed_forward)_(size|dim)|d_ff|\w*ffn_dim|n_inner", "32"),
+    (r"(num|n)_(key_value|kv)_heads|num_key_value_heads", "2"),
+    (r"(\w+_)?(num|n)?_?(attention_)?heads?|n_head", "4"),
+    (r"head_dim|d_kv|\w+_head_dim|kv_channels", "4"),
+    (r"\w*hidden_act\w*|\w*activation\w*|act_fn|act", "'gelu'"),
+    (r"_attn_implementation\w*", "'eager'"),
+    (r"\w*(dropout|drop_rate|drop_path_rate|layerdrop|drop)\w*|\w*jitter\w*", "0.0"),
+    (r"\w*eps(ilon)?", "1e-05"),
+    (r"initializer_(range|factor)|init_std", "0.02"),
+    (r"(is|use|has|add|do|tie|norm|apply|output|return|scale)_\w+|\w*bias|training", "False"),
+    (r"layer_scale_init_value|layerscale_value|\w*_(scale|factor|multiplier|scaling)", "0.5"),
+    (r"num_hidden_layers|num_layers|n_layer|depth|chunk_size_feed_forward|pretraining_tp", "1"),
+    (r"num_(local_)?experts|n_routed_experts", "4"),
+    (r"num_experts_per_tok|top_k|num_groups|n_group|topk_group|type_vocab_size", "2"),
+    (r"vocab_size|num_labels|num_classes|max_position\w*|n_positions|num_queries", "20"),
+    (r"pad_token_id|layer_idx|\w*_token_id", "0"),
+    (r"image_size", "16"),
+    (r"patch_size|kernel_size|\w*_kernel(_size)?|conv_kernel", "4"),
+    (r"num_channels|in_channels|num_mel_bins", "3"),
+    (r"rope_theta", "10000.0"),
+    (r"stride|\w*_stride", "1"),
+)
+"""Values of fields by patterns of their names; a field of another name is 16."""
 BY_TYPE = {"bool": "False", "float": "0.5"}
 NO_VALUE = frozenset({"str", "dict", "Dict", "list", "List", "Callable", "Any"})
 """Annotations of which no value is guessed."""
@@ -97,7 +126,7 @@ def calls_in(trees: Iterable[ast.Module]) -> Calls:
 
 def guesses(closure: Closure, *, calls: Calls) -> list[Guess]:
     """The likeliest arguments of a class. Raises NotSelfContained if a parameter has none."""
-    name, text = closure.key[1], ast.unparse(closure.class_node())
+    name, text = closure.key[1], ast.unparse(closure.definitions[0])
     method, forward = closure.method("__init__"), closure.method("forward")
     if forward is None:
         raise NotSelfContained("no forward of its own")
@@ -139,12 +168,35 @@ def _value(closure: Closure, parameter: ast.arg) -> ast.expr:
     said = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
     if NO_VALUE & set(re.findall(r"\w+", said)) or re.search(r"config|cfg|args|opt", parameter.arg):
         raise NotSelfContained("constructor argument without a value", parameter.arg)
-    text = next(
-        (text for pattern, text in BY_NAME if re.fullmatch(pattern, parameter.arg, re.IGNORECASE)),
-        str(WIDTH),
-    )
+    text = _by_name(BY_NAME, parameter.arg.lower(), str(WIDTH))
     text = BY_TYPE.get(said, text)
     return ast.parse(text, mode="eval").body
+
+
+def configuration(closure: Closure, parameter: str) -> ast.Call | None:
+    """A call with the fields that the definitions read of a parameter, that of the width first;
+    None if the parameter is no configuration or none of its fields is read."""
+    if not PARAMETER.fullmatch(parameter):
+        return None
+    read = {
+        node.attr
+        for definition in closure.definitions
+        for node in ast.walk(definition)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name | ast.Attribute)
+        and getattr(node.value, "id", getattr(node.value, "attr", "")) == parameter
+    }
+    names = sorted(read, key=lambda name: (not WIDTH_FIELD.fullmatch(name), name))
+    keywords = [
+        ast.keyword(name, ast.parse(_by_name(FIELDS, name, "16"), mode="eval").body)
+        for name in names
+    ]
+    made = ast.Call(func=ast.Name(CONFIGURATION, ast.Load()), args=[], keywords=keywords)
+    return made if names else None
+
+
+def _by_name(table: Sequence[tuple[str, str]], name: str, usual: str) -> str:
+    return next((text for pattern, text in table if re.fullmatch(pattern, name)), usual)
 
 
 def _shapes(text: str) -> list[str]:

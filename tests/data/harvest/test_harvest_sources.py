@@ -9,7 +9,7 @@ import pytest
 
 from forge.data import mistakes
 from forge.data.build.choice import HeldoutProblems
-from forge.data.harvest.closure import Library
+from forge.data.harvest.closure import Closure, Library
 from forge.data.harvest.kernelbench import FILE, SAMPLE, mark, operations_of
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected
@@ -106,7 +106,7 @@ def test_a_class_brings_what_it_uses_and_becomes_model(tmp_path: Path) -> None:
     library = Library(root)
     inputs = ast.parse("[torch.rand(2, 4)]", mode="eval").body
     none = ast.parse("[]", mode="eval").body
-    text = library.closure("pkg.layers", "Gated").text(inputs=inputs, arguments=none)
+    text = Closure(library, "pkg.layers", "Gated").text(inputs=inputs, arguments=none)
     assert sorted(defined(text)) == ["Model", "Model2", "act", "get_init_inputs", "get_inputs"]
     assert "register" not in text
     assert "Config" not in text
@@ -114,7 +114,7 @@ def test_a_class_brings_what_it_uses_and_becomes_model(tmp_path: Path) -> None:
     assert "self.inner = Model2()" in text
     assert "self.drop = nn.Identity()" in text
     assert "return self.inner(act(x)) * self.drop(self.weight)" in text
-    other = library.closure("pkg.head", "Head").text(inputs=inputs, arguments=none)
+    other = Closure(library, "pkg.head", "Head").text(inputs=inputs, arguments=none)
     assert "return Gated(4)(x)" in other
     assert fault_of(text) is None
     namespace: dict[str, object] = {}

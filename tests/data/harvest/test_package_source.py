@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forge.data.harvest.closure import Library
-from forge.data.harvest.configurations import configuration
+from forge.data.harvest.closure import Closure, Library
+from forge.data.harvest.guesses import configuration
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found
 from forge.data.harvest.sources import package
@@ -47,7 +47,7 @@ class Block(nn.Module):
 
 def test_a_configuration_has_the_fields_that_the_class_and_its_parts_read(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(MODULE)
-    closure = Library(tmp_path).closure("m", "Block")
+    closure = Closure(Library(tmp_path), "m", "Block")
     made = configuration(closure, "config")
     fields = {one.arg: ast.literal_eval(one.value) for one in made.keywords}
     assert fields == {

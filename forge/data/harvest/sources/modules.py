@@ -97,7 +97,7 @@ class ModuleTree:
 
     def closure(self, module: str, name: str) -> Closure:
         """A class with all that it needs of the tree. Raises NotSelfContained."""
-        return Library(self._root, package=self._package).closure(module, name)
+        return Closure(Library(self._root, package=self._package), module, name)
 
     def modules_of(self, module: str, name: str) -> list[str]:
         """Modules that define a class, at or below one of the tree, which may only export it."""
@@ -123,7 +123,7 @@ class ModuleTree:
     def _problem(
         self, library: Library, file: CodeFile, name: str, *, origin: str, kind: str
     ) -> Found:
-        closure = library.closure(file.module, name)
+        closure = Closure(library, file.module, name)
         texts = [
             problem_text(closure, one.inputs, one.constructed)
             for one in guesses(closure, calls=self._calls)

@@ -21,7 +21,7 @@ from forge.data.harvest.arguments import (
     problem_text,
     tried,
 )
-from forge.data.harvest.closure import Library, NotSelfContained
+from forge.data.harvest.closure import Closure, Library, NotSelfContained
 from forge.data.harvest.records import Found, Rejected
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _problem(library: Library, file: CodeFile, case: ast.expr, *, origin: str, k
             pass
         case _:
             raise NotSelfContained("unknown form of a case")
-    closure = library.closure(file.module, name)
+    closure = Closure(library, file.module, name)
     if closure.method("forward") is None:
         raise NotSelfContained("no forward of its own")
     called = forward_call(closure.method("forward"), inputs, _keywords(keywords))

@@ -19,7 +19,7 @@ from forge.data.harvest.arguments import (
     problem_text,
     tried,
 )
-from forge.data.harvest.closure import CodeFile, Library, NotSelfContained
+from forge.data.harvest.closure import Closure, CodeFile, Library, NotSelfContained
 from forge.data.harvest.records import Found, Rejected
 from forge.data.pairs.rows import BadRow, Unfit, row_files, rows_of
 from forge.data.sources.loading import row_problem
@@ -88,7 +88,7 @@ def _problem(row: Mapping[str, Any], problem: RowProblem, *, origin: str, kind: 
         if not isinstance(inputs, ast.List):
             raise NotSelfContained("unknown form of get_inputs")
         positions, named = _pair(given) or (getattr(given, "elts", []), {})
-        closure = Library(None, files={"row": file}).closure("row", name)
+        closure = Closure(Library(None, files={"row": file}), "row", name)
         called = forward_call(closure.method("forward"), inputs.elts, {})
         method = closure.method("__init__")
         constructed = constructor_call(method, positions, named, config=MOCK)

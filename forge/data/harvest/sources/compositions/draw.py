@@ -11,20 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.records import Found
-from forge.data.harvest.sources.compositions.products import convolution, image_input, product
-from forge.data.harvest.sources.compositions.singles import single
-from forge.data.harvest.sources.compositions.steps import (
+from forge.data.harvest.sources.compositions.operations import (
+    convolution,
     follow,
+    image_input,
     norm,
     pointwise,
     pool,
+    product,
     reduce,
     running,
+    single,
     softmax,
 )
-from forge.data.harvest.sources.compositions.values import SizeDraw, SizeScale, Value
-from forge.data.harvest.sources.compositions.vocabulary import section
-from forge.data.harvest.sources.compositions.writer import ModuleWriter
+from forge.data.harvest.sources.compositions.writer import (
+    ModuleWriter,
+    SizeDraw,
+    SizeScale,
+    Value,
+    section,
+)
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,6 +8,10 @@ An operation of the vocabulary is a list of forms that mean the same, of which t
     "_s = $q @ $k.mT\nF.softmax(_s, dim=-1)"   statements, `_name` is a local; the last is the value
 
 `$name` is a tensor or a size, `%name` a constant: a number, or an argument of the constructor.
+
+A size has a name, as a module constant, or none (a side after a convolution). Structure is decided
+by `least` and `multiple` alone, which hold at every scale, so that one composition has the same
+code at small sizes and at those for a card.
 """
 
 from __future__ import annotations
@@ -15,18 +19,161 @@ from __future__ import annotations
 import ast
 import math
 import re
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING
-
-from forge.data.harvest.sources.compositions.values import Dim, SizeDraw, Value
-from forge.data.harvest.sources.compositions.vocabulary import kinds
+import tomllib
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cache, lru_cache
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from random import Random
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from forge.data.harvest.sources.compositions.vocabulary import Number, Operation
+VOCABULARY = Path(__file__).with_name("vocabulary.toml")
+Number = float | int | bool | str | tuple[int, ...]
+Constants = dict[str, tuple[Number, ...]]
+"""Choices of each constant by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation in the forms that people write it."""
+
+    forms: tuple[str, ...]
+    phrase: str = ""
+    """How a docstring or a comment calls it."""
+    effect: str = ""
+    """Its effect on the moments of a value."""
+    inputs: str = ""
+    """Inputs of its own."""
+    work: str = ""
+    """Letters whose product, doubled, is the number of floating-point operations."""
+    room: str = ""
+    """Letters of its largest tensor, where that is no input."""
+    constants: Constants = field(default_factory=dict[str, tuple[Number, ...]])
+
+    def formed(self, old: str, new: str, **constants: Number) -> Operation:
+        """The operation with another text in its forms, and with these constants."""
+        forms = tuple(form.replace(old, new) for form in self.forms)
+        return replace(self, forms=forms, constants={n: (each,) for n, each in constants.items()})
+
+
+@cache
+def section(name: str) -> dict[str, Operation]:
+    """The operations of a section, in their order."""
+    found: dict[str, Operation] = {}
+    for each, fields in vocabulary()[name].items():
+        words = {key: value for key, value in fields.items() if isinstance(value, str)}
+        lists = {key: tuple(value) for key, value in fields.items() if key not in words}
+        found[each] = Operation(forms=lists.pop("forms"), constants=lists, **words)
+    return found
+
+
+@cache
+def vocabulary() -> dict[str, dict[str, dict[str, Any]]]:
+    """`vocabulary.toml`: its operations by section and name, and its kinds of sizes by letter."""
+    return tomllib.loads(VOCABULARY.read_text(encoding="utf-8"))
+
+
+class SizeScale(StrEnum):
+    """Purpose of a composition's sizes."""
+
+    SMALL = "small"
+    """A CPU judges it in less than a second."""
+    OTHER = "other"
+    """Small sizes, each another one."""
+    LARGE = "large"
+    """100 us and more on a card."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One size of a tensor."""
+
+    text: str
+    """Name of the module's constant; empty if it has none."""
+    size: int
+    least: int
+    """Lower bound at any scale."""
+    multiple: int = 1
+    """A divisor at any scale."""
+
+    def strided(self, *, kernel: int, stride: int, padding: int, dilation: int = 1) -> Dim:
+        """The size after a window has moved over it."""
+        cut = dilation * (kernel - 1) + 1 - 2 * padding
+        return Dim("", (self.size - cut) // stride + 1, (self.least - cut) // stride + 1)
+
+    def times(self, factor: int, plus: int = 0) -> Dim:
+        """A multiple of the size, without a name."""
+        return Dim("", self.size * factor + plus, self.least * factor + plus, 1)
+
+
+ONE = Dim("1", 1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor of floats on its way through `forward`. Its moments are estimates: they choose the
+    bounds of a clamp and keep operations apart that would give a constant."""
+
+    text: str
+    dims: tuple[Dim, ...]
+    is_channels_first: bool = False
+    """True for [B, C, sides...]; else features are the last dimension."""
+    is_atom: bool = True
+    """True if the text needs no parentheses as an operand."""
+    mean: float = 0.0
+    std: float = 1.0
+    is_positive: bool = False
+    """True if no element is below zero."""
+    flat: frozenset[int] = frozenset()
+    """Dimensions along which the sum is about constant, as after a softmax or a norm."""
+    layers: tuple[str, ...] = ()
+    """Layers that follow `text` and are written when the value is read."""
+
+    @property
+    def rank(self) -> int:
+        """Number of its dimensions."""
+        return len(self.dims)
+
+    @property
+    def channel(self) -> int:
+        """Index of the dimension of features or channels."""
+        return 1 if self.is_channels_first and self.rank > 1 else self.rank - 1
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Indices of the sides of an image or signal."""
+        return tuple(range(2, self.rank)) if self.is_channels_first else ()
+
+    @property
+    def is_signal(self) -> bool:
+        """True if windows may move over its sides."""
+        return bool(self.sides) and all(self.dims[i].least >= 4 for i in self.sides)
+
+
+class SizeDraw:
+    """Draws sizes of a scale; structure is drawn elsewhere, so that it is the same at all."""
+
+    def __init__(self, key: str, scale: SizeScale, *, factor: float = 1.0) -> None:
+        self._is_large = scale is SizeScale.LARGE
+        self._rng, self._moves = Random(f"{key}/{self._is_large}"), Random(f"{key}/moves")
+        self._scale, self._factor = scale, factor
+
+    def draw(self, letter: str) -> Dim:
+        """A size without a name."""
+        kind = vocabulary()["sizes"][letter]
+        first, last, step = kind["small"]
+        choices = kind["large"] if self._is_large else range(first, last + 1, step)
+        place = self._rng.randrange(len(choices))
+        if self._scale is SizeScale.OTHER:
+            place = (place + self._moves.randrange(1, len(choices))) % len(choices)
+        size = choices[place]
+        if self._is_large and letter in ("B", "M"):
+            size = max(2, round(size * self._factor))
+        return Dim("", size, first, kind.get("multiple", 1))
+
 
 Given = Value | Dim | str
 """A tensor, a size or a text in place of `$name`."""
@@ -134,9 +281,10 @@ class ModuleWriter:
         """A new size, as a constant of the module."""
         drawn = self._draw.draw(letter)
         taken = self.constants.keys() | self._locals
-        name = self._fresh(self.rng.choice(kinds()[letter].names), taken)
+        kind = vocabulary()["sizes"][letter]
+        name = self._fresh(self.rng.choice(kind["names"]), taken)
         self.constants[name], self.sizes[name] = str(drawn.size), drawn.size
-        self._meanings[name] = kinds()[letter].meaning
+        self._meanings[name] = kind["meaning"]
         return replace(drawn, text=name)
 
     def input(
@@ -445,11 +593,9 @@ class ModuleWriter:
         self._locals.add(name)
         return name
 
-    def _fresh(self, base: str, taken: set[str] | Mapping[str, object] | object) -> str:
-        used: set[str] = set(taken)  # type: ignore[call-overload, arg-type]
-        if base not in used:
-            return base
-        return next(f"{base}{i}" for i in range(2, 99) if f"{base}{i}" not in used)
+    def _fresh(self, base: str, taken: Collection[str]) -> str:
+        options = (base, *(f"{base}{i}" for i in range(2, 99)))
+        return next(one for one in options if one not in taken)
 
     def _choose(self, one: Operation) -> None:
         """Draws the constants of an operation that is about to be written."""
