@@ -47,14 +47,16 @@ from forge.data.build.output import (
     write_whole,
 )
 from forge.data.chat import ChatTemplate
-from forge.data.harvest.card import CARD, Summary, write_card
 from forge.data.harvest.closure import TOO_DEEP
 from forge.data.harvest.harvested import (
+    CARD,
     HarvestCounts,
     Harvested,
+    Summary,
     conversations,
     key_of,
     problem_row,
+    write_card,
 )
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected

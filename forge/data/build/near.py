@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,16 +88,15 @@ def _flatten(tree: ast.Module) -> tuple[list[str], set[str]]:
             (operations if node.ctx.__class__ is ast.Load else own).add(node.attr)
             push(node.value)
         elif isinstance(node, ast.AST) and not _is_frame(node):
-            fields = _FIELDS.get(kind) or _note_kind(kind)
-            add(fields.name)
-            if fields.label is not None:
-                label: str = getattr(node, fields.label) or ""
+            add(kind.__name__)
+            if kind in _LABELS:
+                label: str = getattr(node, _LABELS[kind]) or ""
                 add(label)
-                if fields.defines:
+                if kind is not ast.keyword:  # which names what others define
                     own.add(label)
-            if fields.operates:
+            if kind in _OPERATE:
                 operations.add(node.op.__class__.__name__)  # type: ignore[attr-defined]
-            for name in fields.children:
+            for name in _children(kind):
                 value: Any = getattr(node, name, None)
                 if isinstance(value, list):
                     stack += value[::-1]
@@ -107,42 +105,18 @@ def _flatten(tree: ast.Module) -> tuple[list[str], set[str]]:
     return [OWN if token in own else token for token in tokens], operations - own - COMMON
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NodeFields:
-    """The parts of a kind of node that count."""
-
-    name: str
-    children: tuple[str, ...]
-    """Fields with nodes, the last one first, as a stack takes them."""
-    label: str | None
-    """Field with its name."""
-    defines: bool
-    """True if the label is a name that the code defines."""
-    operates: bool
-    """True if the field `op` is an operation."""
-
-
-_FIELDS: dict[type, _NodeFields] = {}
 _LABELS = {
     ast.FunctionDef: "name", ast.ClassDef: "name", ast.AsyncFunctionDef: "name", ast.arg: "arg",
     ast.keyword: "arg",
 }  # fmt: skip
-_DEFINE = frozenset({ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef, ast.arg})
 _OPERATE = frozenset({ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.AugAssign})
 _NO_CHILDREN = frozenset({"ctx", "name", "arg", "asname", "type_comment", "level", "module"})
 
 
-def _note_kind(kind: type[ast.AST]) -> _NodeFields:
-    label = _LABELS.get(kind)
-    found = _NodeFields(
-        name=kind.__name__,
-        children=tuple(name for name in reversed(kind._fields) if name not in _NO_CHILDREN),
-        label=label,
-        defines=kind in _DEFINE,
-        operates=kind in _OPERATE,
-    )
-    _FIELDS[kind] = found
-    return found
+@cache
+def _children(kind: type[ast.AST]) -> tuple[str, ...]:
+    """Fields of a kind of node with nodes, the last one first, as a stack takes them."""
+    return tuple(name for name in reversed(kind._fields) if name not in _NO_CHILDREN)
 
 
 def _is_frame(node: ast.AST) -> bool:

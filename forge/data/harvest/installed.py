@@ -8,7 +8,7 @@ from forge.data.harvest.arguments import problem_text
 from forge.data.harvest.closure import NotSelfContained
 from forge.data.harvest.guesses import Calls, guesses
 from forge.data.harvest.sizes import replaced
-from forge.data.harvest.sources.package import open_package
+from forge.data.harvest.sources.modules import open_package
 from forge.errors import ConfigError
 
 OF_TORCH = """\

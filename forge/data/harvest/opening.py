@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.data.harvest.sources.compositions.draw import open_compositions
-from forge.data.harvest.sources.modules import ModuleTree
-from forge.data.harvest.sources.package import open_package
+from forge.data.harvest.sources.modules import ModuleTree, open_package
 from forge.data.harvest.sources.paritybench import Paritybench
 from forge.data.harvest.sources.rows import open_rows
 from forge.data.harvest.sources.samples.source import open_samples

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from forge.records.syntax import syntax_tree
+from forge.data.answers import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from forge.records import Message
 
@@ -68,11 +67,7 @@ def _digests(module: _Module) -> Iterator[str]:
 
 
 def _parse(source: str) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of invalid escapes in other people's code
-            return syntax_tree(source.replace("\r\n", "\n"))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    return parse(source.replace("\r\n", "\n"))
 
 
 def _methods(node: ast.ClassDef) -> list[str]:
@@ -136,20 +131,6 @@ class _Writer:
         self._scopes: list[dict[str, str]] = []
         self._attributes: dict[str, str] = {}
         """Own attributes and methods of the current class."""
-        self._special: dict[type, Callable[..., None]] = {
-            ast.Name: self._name,
-            ast.Attribute: self._attribute,
-            ast.Constant: self._constant,
-            ast.Call: self._call,
-            ast.ClassDef: self._class,
-            ast.FunctionDef: self._function,
-            ast.AsyncFunctionDef: self._function,
-            ast.Lambda: self._lambda,
-            ast.arg: self._argument,
-            ast.Import: self._import,
-            ast.ImportFrom: self._import,
-            ast.AnnAssign: self._annotated,
-        }
 
     def write_all(self, entry_point: str) -> list[str]:
         """The tokens of a definition, then those of the ones that it uses."""
@@ -167,16 +148,49 @@ class _Writer:
         return self._numbers[name]
 
     def _node(self, node: ast.AST) -> None:
-        special = self._special.get(type(node))
-        if special is not None:
-            special(node)
-            return
-        self._tokens.append(type(node).__name__)
-        self._fields(node)
+        add = self._tokens.append
+        match node:
+            case ast.Name(id=name):
+                is_bound = not isinstance(node.ctx, ast.Load) and bool(self._scopes)
+                add(self._bind(name) if is_bound else self._known(name))
+            case ast.Attribute(value=owner, attr=attr):
+                if (dotted := self._dotted(node)) is not None:
+                    add(dotted)
+                    return
+                add(f".{self._attributes.get(attr, attr) if _is_self(node) else attr}")
+                self._node(owner)
+            case ast.Constant(value=value):
+                add(repr(value))
+            case ast.Call(func=ast.Name(id="super")):
+                add("Call")
+                self._fields(node, but="args")
+            case ast.ClassDef():
+                add("class")
+                outer, self._attributes = self._attributes, _own_attributes(node)
+                self._fields(node, but="name")
+                self._attributes = outer
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                known = self._attributes.get(name) or self._numbers.get(name, name)
+                self._tokens += ["def", self._bind(name) if self._scopes else known]
+                self._scope(node)
+            case ast.Lambda():
+                add("lambda")
+                self._scope(node)
+            case ast.arg(arg=name):
+                add(self._bind(name) if self._scopes else name)
+            case ast.Import() | ast.ImportFrom():
+                if self._scopes:
+                    self._scopes[-1].update(_imported(node))
+            case ast.AnnAssign(target=target, value=value):  # as without the annotation
+                if value is not None:
+                    self._node(ast.Assign(targets=[target], value=value, lineno=node.lineno))
+            case _:
+                add(type(node).__name__)
+                self._fields(node)
 
-    def _fields(self, node: ast.AST, *, but: Iterable[str] = ()) -> None:
+    def _fields(self, node: ast.AST, *, but: str = "") -> None:
         for name in node._fields:
-            if name in DROPPED or name in but:
+            if name in DROPPED or name == but:
                 continue
             value = getattr(node, name, None)
             if isinstance(value, ast.AST):
@@ -189,14 +203,14 @@ class _Writer:
     def _list(self, nodes: list[ast.AST], *, is_body: bool) -> None:
         self._tokens.append("[")
         for node in nodes:
-            if is_body and (_is_text(node) or isinstance(node, ast.Pass)):
-                continue
-            self._node(node) if isinstance(node, ast.AST) else self._tokens.append(repr(node))
+            match node:
+                case ast.Expr(value=ast.Constant()) | ast.Pass() if is_body:
+                    pass  # a docstring, or another constant that stands alone
+                case ast.AST():
+                    self._node(node)
+                case _:
+                    self._tokens.append(repr(node))
         self._tokens.append("]")
-
-    def _name(self, node: ast.Name) -> None:
-        is_bound = not isinstance(node.ctx, ast.Load) and bool(self._scopes)
-        self._tokens.append(self._bind(node.id) if is_bound else self._known(node.id))
 
     def _bind(self, name: str) -> str:
         scope = self._scopes[-1]
@@ -213,14 +227,6 @@ class _Writer:
             return self._number(name)
         return name
 
-    def _attribute(self, node: ast.Attribute) -> None:
-        if (dotted := self._dotted(node)) is not None:
-            self._tokens.append(dotted)
-            return
-        name = self._attributes.get(node.attr, node.attr) if _is_self(node) else node.attr
-        self._tokens.append(f".{name}")
-        self._node(node.value)
-
     def _dotted(self, node: ast.expr) -> str | None:
         """`torch.nn.Linear` for `nn.Linear`; None for what is no name below an import."""
         if isinstance(node, ast.Attribute):
@@ -230,57 +236,10 @@ class _Writer:
             return None
         return self._module.imports.get(node.id)
 
-    def _constant(self, node: ast.Constant) -> None:
-        self._tokens.append(repr(node.value))
-
-    def _call(self, node: ast.Call) -> None:
-        self._tokens.append("Call")
-        is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
-        self._fields(node, but=("args",) if is_super else ())
-
-    def _class(self, node: ast.ClassDef) -> None:
-        self._tokens.append("class")
-        outer = self._attributes
-        self._attributes = _own_attributes(node)
-        self._fields(node, but=("name",))
-        self._attributes = outer
-
-    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        name = node.name
-        if self._scopes:
-            name = self._bind(name)
-        elif name in self._attributes:
-            name = self._attributes[name]
-        else:
-            name = self._numbers.get(name, name)
-        self._tokens += ["def", name]
-        self._scope(node, but=("name",))
-
-    def _lambda(self, node: ast.Lambda) -> None:
-        self._tokens.append("lambda")
-        self._scope(node)
-
-    def _scope(self, node: ast.AST, *, but: Iterable[str] = ()) -> None:
+    def _scope(self, node: ast.AST) -> None:
         self._scopes.append({})
-        self._fields(node, but=but)
+        self._fields(node, but="name")
         self._scopes.pop()
-
-    def _argument(self, node: ast.arg) -> None:
-        self._tokens.append(self._bind(node.arg) if self._scopes else node.arg)
-
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        if self._scopes:
-            self._scopes[-1].update(_imported(node))
-
-    def _annotated(self, node: ast.AnnAssign) -> None:
-        """As the assignment without the annotation; nothing without a value."""
-        if node.value is not None:
-            self._node(ast.Assign(targets=[node.target], value=node.value, lineno=node.lineno))
-
-
-def _is_text(node: object) -> bool:
-    """True for a docstring, or another constant that stands alone."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _is_self(node: ast.Attribute) -> bool:

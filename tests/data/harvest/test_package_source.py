@@ -11,9 +11,8 @@ from forge.data.harvest.closure import Closure, Library
 from forge.data.harvest.guesses import configuration
 from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found
-from forge.data.harvest.sources import package
-from forge.data.harvest.sources.modules import ModuleTree
-from forge.data.harvest.sources.package import open_package
+from forge.data.harvest.sources import modules
+from forge.data.harvest.sources.modules import ModuleTree, open_package
 from forge.errors import ConfigError
 
 MODULE = """
@@ -83,8 +82,8 @@ def test_a_licence_is_known_by_a_whole_word(
 ) -> None:
     message = Message()
     message["License"] = stated
-    monkeypatch.setattr(package, "metadata", lambda _: message)
-    assert package.open_package("transformers")._licence == licence
+    monkeypatch.setattr(modules, "metadata", lambda _: message)
+    assert open_package("transformers")._licence == licence
 
 
 @pytest.mark.parametrize(

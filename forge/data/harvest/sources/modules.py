@@ -1,4 +1,5 @@
-"""Problems of any tree of Python files with modules, and of problem files in KernelBench's layout.
+"""Problems of any tree of Python files with modules, of a package that is installed here
+(`package:NAME`), and of problem files in KernelBench's layout. Nothing is imported.
 
 A file that defines `Model`, `get_inputs` and `get_init_inputs` is a problem as it is. Of any other,
 each class with a `forward` is tried with arguments that its tests, defaults and names suggest.
@@ -10,6 +11,9 @@ import ast
 import hashlib
 import re
 from functools import cached_property
+from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, metadata, packages_distributions
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.data.harvest.arguments import level_of, problem_text, tried
@@ -21,11 +25,11 @@ from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 LAYOUT = frozenset({"Model", "get_inputs", "get_init_inputs"})
 SKIPPED = ("docs", "node_modules", "build", "dist", "setup.py", "conftest.py")
 """Folders and files without modules."""
+TESTS = re.compile(r"(^|/)(test_[^/]*$|tests?/)")
 LICENCES = {
     "MIT License": "MIT",
     "Apache License": "Apache-2.0",
@@ -35,6 +39,8 @@ LICENCES = {
     "Mozilla Public License": "MPL-2.0",
 }
 """SPDX names by words at the beginning of licences; the last ones may be of several versions."""
+OF_PACKAGES = {"apache": "Apache-2.0", "mit": "MIT", "bsd": "LicenseRef-BSD"}
+"""SPDX names by a word of what a package states; which of the BSD licences, it does not say."""
 
 
 class ModuleTree:
@@ -65,11 +71,7 @@ class ModuleTree:
 
     def units(self) -> Sequence[str]:
         """Paths of the files, those of tests and hidden ones aside."""
-        return self._units
-
-    @cached_property
-    def _units(self) -> list[str]:
-        return [path for path in self._every if not _is_test(path)]
+        return [path for path in self._every if not TESTS.search(path)]
 
     @cached_property
     def _every(self) -> list[str]:
@@ -160,6 +162,32 @@ def _unreadable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"SOURCE: {path}: cannot be read: {error.strerror or error}")
 
 
-def _is_test(path: str) -> bool:
-    parts = path.split("/")
-    return parts[-1].startswith("test_") or any(part in ("test", "tests") for part in parts[:-1])
+def open_package(rest: str) -> ModuleTree:
+    """The source that `package:REST` names. Raises ConfigError for one that is not installed, or
+    that has no directory of Python files."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", rest):
+        raise ConfigError(f"package:{rest}: expected package:NAME, as Python imports it")
+    found = PathFinder.find_spec(rest)
+    if found is None:
+        raise ConfigError(
+            f"package:{rest}: not installed in forge's environment; "
+            f"pip install {rest.replace('_', '-')}, or give the directory of its files"
+        )
+    folders = found.submodule_search_locations
+    if not folders:
+        raise ConfigError(f"package:{rest}: one file and no package; give the directory of files")
+    return ModuleTree(Path(next(iter(folders))), name=rest, package=rest, licence=_licence(rest))
+
+
+def _licence(name: str) -> str:
+    """The licence that the distribution of a package states; empty if it is none of the known."""
+    try:
+        stated = metadata(next(iter(packages_distributions().get(name, [name]))))
+    except PackageNotFoundError:
+        return ""
+    if expression := stated.get_all("License-Expression"):
+        return expression[0]
+    licences = [one[:60] for one in stated.get_all("License") or []]
+    licences += [one for one in stated.get_all("Classifier") or [] if one.startswith("License")]
+    said = " ".join(licences).lower()
+    return next((spdx for word, spdx in OF_PACKAGES.items() if re.search(rf"\b{word}\b", said)), "")
