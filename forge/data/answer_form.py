@@ -111,16 +111,9 @@ class _Sample:
 def find_form(
     render: Render, *, tag: str, special: Mapping[str, int], stops: Mapping[str, int]
 ) -> AnswerForm:
-    """The form of a template's answers.
-
-    Args:
-        tag: tag of thinking in forge's own messages.
-        special: ids of special tokens by name.
-        stops: ids that end an answer, by name, as the model's files list them.
-
-    Raises:
-        ValueError: the template leaves out an answer, or never ends one.
-    """
+    """The form of a template's answers, whose thinking is in `tag` in forge's own messages;
+    `special` and `stops` (ids that end an answer) are ids by name. Raises ValueError for a template
+    that leaves out an answer, or never ends one."""
     sample = _Sample.of(render, tag)
     prompt, (whole, found, tail) = sample.prompt, sample.plain.rpartition(ANSWER)
     if not found:

@@ -92,11 +92,8 @@ class Block(NamedTuple):
 def extract(
     completion_text: str, *, entry_point: str = "Model", thinking: str = THINKING
 ) -> Extraction:
-    """The candidate in a completion: a block that defines `<entry_point>New`.
-
-    Args:
-        thinking: tag of thinking; with an empty one, nothing is thinking.
-    """
+    """The candidate in a completion: a block that defines `<entry_point>New`. With an empty tag of
+    thinking, nothing is thinking."""
     text = completion_text.replace("\r\n", "\n")
     answer = without_thinking(text, tag=thinking) if thinking else text
     if answer is None:

@@ -80,15 +80,13 @@ class ChatTemplate:
     def load(
         cls, model_dir: Path, *, chat_template: str | None = None, thinking: str | None = None
     ) -> ChatTemplate:
-        """Read a model directory.
+        """Read a model directory. Raises ConfigError for a file that is missing or broken, or a
+        template that cannot be trained with.
 
         Args:
             chat_template: `model.chat_template`, in place of the model's own template.
             thinking: `prompt.thinking`: a tag turns thinking on where the template's default prompt
                 leaves no place for it, an empty text turns it off; None for the default.
-
-        Raises:
-            ConfigError: a file is missing or broken, or the template cannot be trained with.
         """
         tokenizer = load_tokenizer(model_dir)
         config = read_object(model_dir / "tokenizer_config.json")

@@ -141,15 +141,10 @@ the worst family one draw in 25 is sound, so a few percent of its compositions m
 
 
 def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
-    """Up to `table.num_problems` distinct problems in a fixed order: held-out first, then SFT, then
-    GRPO.
-
-    Held-out problems are spread evenly over all families and chain lengths. A problem that has the
-    model of a held-out one, for inputs of other shapes, is left out.
-
-    Raises:
-        ConfigError: no held-out problem for some family and length, or none left to train on.
-    """
+    """Up to `table.num_problems` distinct problems in a fixed order: held-out first, evenly from
+    all families and chain lengths, then SFT, then GRPO. A problem that has the model of a held-out
+    one, for inputs of other shapes, is left out. Raises ConfigError where a split would be
+    empty."""
     if table.num_reserved < NUM_CELLS:
         raise ConfigError(
             f"problems.num_heldout: {table.num_reserved}; "

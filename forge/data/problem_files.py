@@ -58,13 +58,8 @@ def read_directory(
     path: Path | None, *, include: Sequence[str], key: str
 ) -> tuple[list[ProblemFile], list[str]]:
     """All matching files, sorted by path, and a line for each that is unreadable or incomplete.
-
-    Args:
-        key: prefix of the keys that messages name, `problems.`.
-
-    Raises:
-        ConfigError: no such directory, or no files.
-    """
+    Raises ConfigError for no such directory or no files; messages name keys that begin with
+    `key`."""
     if path is None or not path.is_dir():
         raise ConfigError(f'{key}path: {path}: no such directory; source = "dir" needs one')
     paths = find_files(path, include=include)
@@ -154,11 +149,7 @@ def find_mistakes(
     prefix: str,
     among: Sequence[str] | None = None,
 ) -> Iterator[str]:
-    """A line for each override without effect: see `Overrides.mistakes`.
-
-    Args:
-        among: paths of all files below `root`; absent: `files` are all.
-    """
+    """A line for each override without effect: see `Overrides.mistakes`."""
     constants = {file.path.relative_to(root).as_posix(): file.constants for file in files}
     names = list(constants) if among is None else among
     return overrides.mistakes(constants, among=names, prefix=prefix)
@@ -172,11 +163,8 @@ def to_problem(
     shapes: Sequence[Mapping[str, Constant]] = (),
     split: Split,
 ) -> Problem:
-    """The problem in a file; its id is the path below `root` without suffix.
-
-    Args:
-        shapes: values of each shape, which replace those of `overrides`.
-    """
+    """The problem in a file; its id is the path below `root` without suffix. Values of each shape
+    replace those of `overrides`."""
     made = tuple(
         Shape(name=name_shape(values), source=override(file, {**overrides, **values}))
         for values in shapes
@@ -280,13 +268,8 @@ class Overrides:
     def mistakes(
         self, constants: Mapping[str, Collection[str]], *, among: Sequence[str], prefix: str
     ) -> Iterator[str]:
-        """A line for each override that names no problem, or no constant.
-
-        Args:
-            constants: module constants of files by their paths; of all files, or of those in use.
-            among: paths of all files of the folder.
-            prefix: beginning of each line, `problems.overrides.` or `--override `.
-        """
+        """A line for each override that names no problem, or no constant. `constants` are those of
+        all files of the folder by their paths (`among`), or of those in use."""
         known = {name for names in constants.values() for name in names}
         for name in self.everywhere:
             if constants and name not in known:
@@ -350,13 +333,8 @@ NOTE = "A kernel has to be correct at each; its speed-up is their geometric mean
 def values_by_shape(
     shapes: Sequence[Overrides], path: str, *, constants: Collection[str], among: Sequence[str]
 ) -> list[dict[str, Constant]]:
-    """The values of each shape that counts for one file: it has one of the file's constants, and
-    differs from the ones before it. Empty if none counts.
-
-    Args:
-        path: path of the file, one of those in `among`.
-        constants: names of the file's module constants.
-    """
+    """The values of each shape that counts for one file `among` all: it has one of the file's
+    constants, and differs from the ones before it."""
     found: list[dict[str, Constant]] = []
     for shape in shapes:
         values = shape.of(path, among=among)
@@ -372,12 +350,8 @@ def name_shape(values: Mapping[str, Constant]) -> str:
 
 
 def note_shapes(source: str, names: Sequence[str]) -> str:
-    """The source of a problem with a comment at its end that lists the shapes; unchanged for a
-    problem with one shape. The source is the text of the prompt, and is stored with the run.
-
-    Args:
-        names: names of the shapes that constants select.
-    """
+    """The source of a problem with a comment at its end that names the shapes; unchanged for a
+    problem with one shape. The source is the text of the prompt, and is stored with the run."""
     lines: list[str] = []
     if len(names) > 1:
         lines = [f"# Judged on {len(names)} shapes. {NOTE}", *(f"#   {name}" for name in names)]

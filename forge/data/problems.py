@@ -29,12 +29,9 @@ SHAPE = (4, 64)
 
 
 def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
-    """All problems of a run, in a fixed order.
-
-    Raises:
-        ConfigError: a source that cannot be read, ids that occur twice, a level that no problem
-            has, or a training problem that duplicates a held-out one.
-    """
+    """All problems of a run, in a fixed order. Raises ConfigError for a source that cannot be read,
+    ids that occur twice, a level that no problem has, or a training problem that duplicates a
+    held-out one."""
     if table.sources is None and table.source == "generated":
         return generate_problems(table, seed=seed)
     sources = [_load(table, index, seed=seed) for index in range(len(table.parts()))]
@@ -72,14 +69,9 @@ def _require_own_ids(sources: Sequence[LoadedSource], table: ProblemsTable) -> N
 
 
 def from_source(source: str, *, name: str = "stdin") -> Problem:
-    """A problem from text: a whole problem file, or a bare torch function.
-
-    A bare function is called by `Model.forward`; arguments without a default become
-    `torch.randn` tensors of SHAPE. The id, `chat/<name>-<hash>`, depends on the text.
-
-    Raises:
-        ConfigError: the text is no Python, or neither of the two.
-    """
+    """A problem from text: a whole problem file, or a bare torch function, which `Model.forward`
+    calls with `torch.randn` tensors of SHAPE for arguments without a default. The id,
+    `chat/<name>-<hash>`, depends on the text. Raises ConfigError."""
     try:
         tree = syntax_tree(source)
     except SyntaxError as err:

@@ -152,17 +152,9 @@ def find_template(
     end: int,
     variables: Mapping[str, Any],
 ) -> Template:
-    """The template of a model directory, or the one that is asked for.
-
-    Args:
-        config: tokenizer_config.json.
-        asked: `model.chat_template`: "chatml", a file, or the text of a template.
-        end: id of the end of sequence.
-        variables: names that the template may use.
-
-    Raises:
-        ConfigError: there is no template, or it cannot be used.
-    """
+    """The template of a model directory with this tokenizer_config.json, or the one that
+    `model.chat_template` asks for: "chatml", which ends messages with the id `end`, a file, or a
+    text. Raises ConfigError for none that can be used."""
     if asked is None:
         name, source = _own(model_dir, config)
     elif asked == CHATML:

@@ -60,11 +60,7 @@ class ToolForm:
 
 def find_tool_form(render: RenderTools, *, special: Collection[str]) -> ToolForm | None:
     """The form of a template's calls; None if it knows no tools, writes calls in another form, or
-    with special tokens, or has no place for the reply.
-
-    Args:
-        special: names of special tokens, which are no part of a message's text.
-    """
+    with special tokens, or has no place for the reply."""
     question = {"role": "user", "content": QUESTION}
     call = {"type": "function", "function": {"name": NAME, "arguments": {KEY: VALUE}}}
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}

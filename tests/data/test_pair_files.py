@@ -11,26 +11,15 @@ import pytest
 from forge.config.schema import PromptTable
 from forge.data.answers import extract
 from forge.data.pairs.files import read_pairs
-from forge.data.pairs.rows import BadRow, Unfit
+from forge.data.pairs.rows import BadRow
 from forge.data.prompts.prompt_set import DeviceFacts, Exchange, PromptFacts, make_prompts
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Reason, Split, Status, Verdict
-from tests.data.build.samples import example, write_rows
+from tests.data.build.samples import example, trinity_row, write_rows
 from tests.prompting import PROMPTS
 
 DEEP = "[" * 100_000
 """Deeper than Python's JSON parser can go."""
-
-
-def trinity_row(**changes: Any) -> dict[str, Any]:
-    row = {
-        "sample_key": "kernelbench_80",
-        "pytorch_code": "class Model: ...",
-        "model_reasoning": "one program a row",
-        "triton_code": "import triton\nclass ModelNew:\n    pass",
-        "result": {"correctness": True, "fast_0": True, "fast_1": False},
-    }
-    return {**row, **changes}
 
 
 def said(text: str, **changes: Any) -> dict[str, Any]:
@@ -53,24 +42,11 @@ def test_a_row_that_is_left_out_is_counted_with_its_place(
 
 
 def test_a_trace_becomes_thinking_and_a_kernel_in_the_block_that_prompts_ask_for() -> None:
-    pair = example(trinity_row(), "trinity")
+    pair = example(trinity_row(model_reasoning="one program a row"), "trinity")
     answer = pair.messages[-1].content
-    assert answer.startswith("<think>\none program a row\n</think>\n\n```python\nimport triton")
+    assert answer.startswith("<think>\none program a row\n</think>\n\n```python\nimport torch")
     assert extract(answer).is_ok
     assert "ModelNew" in pair.messages[0].content
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        {"correctness": False, "fast_0": False},
-        {"correctness": True, "fast_0": False},
-        json.dumps({"correctness": False, "fast_0": True}),
-    ],
-)
-def test_a_trace_of_a_wrong_kernel_must_not_be_trained_on(result: Any) -> None:
-    with pytest.raises(Unfit, match="result below fast_0"):
-        example(trinity_row(result=result), "trinity")
 
 
 def test_the_prompt_of_a_trace_names_its_entry_point() -> None:

@@ -1,14 +1,15 @@
 """SFT rows of generated problems: answers in one turn, and repairs after the judge's feedback."""
 
 from functools import cache
+from random import Random
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from forge.config.schema import DataTable, ProblemsTable
-from forge.data.generator import answer, generate_problems
-from forge.data.pairs.generated import make_pairs
+from forge.data.generator import Style, answer, generate_problems
+from forge.data.pairs.generated import break_answer, make_pairs
 from forge.data.problems import in_split
 from forge.records import Pair, Problem, Split, Status, Verdict
 from tests.prompting import PROMPTS
@@ -37,15 +38,13 @@ class CountingJudge:
         return Verdict(status=self.status, reason="code", detail="the judge's detail")
 
 
-def _make(judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0) -> list[Pair]:
+def _make(
+    judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0,
+    rows: list[Problem] | None = None,
+) -> list[Pair]:  # fmt: skip
     table = DataTable(repair_share=0.25, static_share=static_share)
-
-    async def make() -> list[Pair]:
-        return await make_pairs(
-            sft_problems(), table, prompts=PROMPTS, max_turns=max_turns, seed=0, judge=judge
-        )
-
-    return anyio.run(make)
+    given = {"prompts": PROMPTS, "max_turns": max_turns, "seed": 0, "judge": judge}
+    return anyio.run(lambda: make_pairs(rows or sft_problems(), table, **given))
 
 
 def test_every_problem_has_its_honest_answer_after_the_played_prompt() -> None:
@@ -104,17 +103,7 @@ def test_broken_and_honest_answers_are_laid_out_for_the_problems_scale() -> None
     rows = in_split(generate_problems(table, seed=0), Split.SFT)
     judge = CountingJudge()
 
-    async def make() -> list[Pair]:
-        return await make_pairs(
-            rows,
-            DataTable(repair_share=0.25),
-            prompts=PROMPTS,
-            max_turns=3,
-            seed=0,
-            judge=judge,
-        )
-
-    pairs = [pair for pair in anyio.run(make) if pair.problem_id.startswith("softmax")]
+    pairs = [pair for pair in _make(judge, rows=rows) if pair.problem_id.startswith("softmax")]
     assert {pair.num_turns for pair in pairs} >= {1, 2}
     for pair in pairs:
         codes = [m.content for m in pair.messages if m.role == "assistant"]
@@ -129,3 +118,10 @@ def test_the_same_seed_makes_the_same_rows() -> None:
 @pytest.mark.parametrize(("max_turns", "played"), [(1, {1}), (2, {1, 2}), (4, {1, 2, 3})])
 def test_repairs_have_no_more_turns_than_a_rollout(max_turns: int, played: set[int]) -> None:
     assert {pair.num_turns for pair in _make(CountingJudge(), max_turns=max_turns)} == played
+
+
+@pytest.mark.parametrize("style", list(Style))
+def test_a_broken_answer_differs_from_the_honest_one(style: Style) -> None:
+    rng = Random(0)
+    for problem in sft_problems():
+        assert break_answer(problem, style=style, rng=rng) != answer(problem, style=style)

@@ -22,7 +22,7 @@ from forge.data.prompts.prompt_set import (
     PromptSet,
     make_prompts,
 )
-from forge.data.prompts.templates import NAMES, PREFIX, check_template
+from forge.data.prompts.templates import PREFIX, check_template
 from forge.data.template import compiled
 from forge.errors import ConfigError
 from forge.records import Status, Verdict
@@ -275,9 +275,3 @@ def _chat() -> ChatTemplate:
 
 
 CHAT = _chat()
-
-
-def test_every_kind_of_template_knows_its_subject() -> None:
-    assert {kind: {"source", "report"} & names for kind, names in NAMES.items()} == {
-        "system": {"source"}, "first": {"source"}, "feedback": {"report"},
-    }  # fmt: skip

@@ -1,9 +1,8 @@
-"""Prompts: the facts that every preset states, for one problem and each kind of verdict; dropping
-attempts from a full context. The quickstart learns from those of `tiny`, which do not change."""
+"""Prompts: the facts that every preset states, for one problem and each kind of verdict. The
+quickstart learns from those of `tiny`, which do not change."""
 
-from collections.abc import Sequence
+import hashlib
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -16,10 +15,9 @@ from forge.data.prompts.prompt_set import (
     PromptSet,
     make_prompts,
 )
-from forge.records import Message, Prompt
+from forge.records import Message
 from tests.data.prompt_cases import PROBLEM, VERDICTS
 
-SNAPSHOT = Path(__file__).with_name("tiny_prompts.txt")
 TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
 CPU = PromptFacts(tolerances=TOLERANCES)
 H100 = PromptFacts(
@@ -48,12 +46,13 @@ def prompts_of(preset: str, facts: PromptFacts = CPU, **keys: object) -> PromptS
     return make_prompts(PromptTable.model_validate({"preset": preset, **keys}), facts)
 
 
-def test_the_prompts_of_the_quickstart_are_those_of_its_snapshot() -> None:
+def test_the_prompts_of_the_quickstart_are_those_of_earlier_versions() -> None:
+    """Figures of runs that are recorded stay comparable: a change of the digest is a decision."""
     prompts = prompts_of("tiny")
-    text = "=== first messages\n" + show(prompts.first_messages(PROBLEM))
+    text = show(prompts.first_messages(PROBLEM))
     for name, verdict in VERDICTS.items():
-        text += f"=== feedback: {name}\n" + show((prompts.feedback_message(verdict),))
-    assert text == SNAPSHOT.read_text(encoding="utf-8")
+        text += f"{name}\n" + show((prompts.feedback_message(verdict),))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "591d75c9815caf3e"
 
 
 @pytest.mark.parametrize("preset", NAMES)
@@ -95,9 +94,3 @@ def test_feedback_has_the_report_of_the_verdict(preset: str) -> None:
     assert len(said["long compile error"]) < len(VERDICTS["long compile error"].detail)
     assert "4.0 us, baseline 10.0 us: 2.50x (at least 2.40x), 120 GB/s" in said["fast"]
     assert "slowest at N=64" in said["several shapes"]
-
-
-def _render(messages: Sequence[Message]) -> Prompt:
-    """Renders each word as one token."""
-    num_words = sum(len(message.content.split()) for message in messages)
-    return Prompt(ids=(1,) * num_words, messages=tuple(messages))

@@ -60,13 +60,8 @@ class HeldoutProblems:
                 raise ConfigError(f"{key}: {path}: no problem in it; *.py, *{', *'.join(SUFFIXES)}")
 
     def match(self, module: np.ndarray, digests: Iterable[str] = ()) -> str | None:
-        """Name of the problem whose code a row asks for, or name and similarity of the most similar
-        one; None if none is similar.
-
-        Args:
-            module: signature of the row's module.
-            digests: of the code in the row's messages.
-        """
+        """Name of the problem whose code a row asks for, by digests of the code in its messages; or
+        name and similarity of the one most similar to its module's signature; None if none is."""
         same = min((self._digests[one] for one in digests if one in self._digests), default=None)
         if same is not None:
             return f"{same} (the same)"

@@ -61,55 +61,44 @@ class Example:
 
 
 def to_example(
-    row: Mapping[str, Any],
-    *,
-    number: int,
-    build: DataBuild,
-    prompts: PromptSet,
+    row: Mapping[str, Any], *, number: int, build: DataBuild, prompts: PromptSet
 ) -> Example:
-    """A row of `build.input.format`.
-
-    Args:
-        number: the row's number among all rows, which names a row without an id.
-
-    Raises:
-        BadRow: the row does not match the format.
-        Unfit: it must not be trained on.
-    """
+    """A row of `build.input.format`; its number among all rows names one without an id. Raises
+    BadRow for another format, Unfit for a row that must not be trained on."""
     row = normalise_row(row)
     match build.input.format:
         case "messages":
             found = _conversation(messages_pair(row, number=number, prompts=prompts))
         case "trinity":
-            found = _trinity(row, number, build.filters.result, prompts)
+            code, result = code_of(row, "triton_code"), result_of(row.get("result"))
+            only = TraceTurn(thoughts=thinking_of(row), code=code, result=result)
+            found = _trace(row, number, [only], build.filters.result, prompts)
         case "traces":
-            found = _turns(row, number, build.filters.result, prompts)
+            found = _trace(row, number, _attempts(row), build.filters.result, prompts)
     # Texts that were JSON inside a column have not been normalised yet.
     messages = tuple(replace(one, content=normalise_text(one.content)) for one in found.messages)
     return replace(found, messages=messages, code=normalise_text(found.code))
 
 
-def _trinity(row: Mapping[str, Any], number: int, wanted: str, prompts: PromptSet) -> Example:
-    """One turn: the module, the thinking if there is any, and the kernel."""
-    code, result = code_of(row, "triton_code"), result_of(row.get("result"))
-    if not passes(result, wanted=wanted):
-        raise Unfit(f"result below {wanted}")
-    only = TraceTurn(thoughts=thinking_of(row), code=code, result=result, feedback="")
-    return _trace(row, number, [only], prompts)
-
-
 def _trace(
-    row: Mapping[str, Any], number: int, attempts: Sequence[TraceTurn], prompts: PromptSet
-) -> Example:
-    """A conversation that ends with the last attempt."""
-    *earlier, last = attempts
+    row: Mapping[str, Any], number: int, attempts: Sequence[TraceTurn], wanted: str,
+    prompts: PromptSet,
+) -> Example:  # fmt: skip
+    """A conversation that ends with the best attempt. Raises Unfit if none is good enough."""
+    good = [
+        (speedup_of(each.result) or 0.0, -index)
+        for index, each in enumerate(attempts)
+        if each.result is not None and passes(each.result, wanted=wanted)
+    ]
+    if not good:
+        raise Unfit(f"result below {wanted}")
+    best = -max(good)[1]
+    first = max(best - 1, 0) if prompts.attempts == "last" else 0
+    *earlier, last = attempts[first : best + 1]
     problem = Problem(
         problem_id=f"trinity/{id_of(row, 'sample_key', number)}",
-        source=code_of(row, "pytorch_code"),
-        family="trinity",
-        level=1,
-        split=Split.SFT,
-    )
+        source=code_of(row, "pytorch_code"), family="trinity", level=1, split=Split.SFT,
+    )  # fmt: skip
     name = _answer_name(last.code)
     messages = [*prompts.first_messages(problem, answer_name=name)]
     for each in earlier:
@@ -117,7 +106,7 @@ def _trace(
     messages.append(_answer(last.code, last.thoughts, prompts))
     return Example(
         problem_id=problem.problem_id, source=problem.source, answers_to=name,
-        messages=tuple(messages), num_turns=len(attempts), code=last.code,
+        messages=tuple(messages), num_turns=1 + len(earlier), code=last.code,
     )  # fmt: skip
 
 
@@ -171,7 +160,7 @@ class TraceTurn:
     thoughts: Sequence[str]
     code: str
     result: Mapping[str, Any] | None
-    feedback: str
+    feedback: str = ""
     """The message that its teacher got; empty if unknown."""
 
 
@@ -193,21 +182,6 @@ def speedup_of(result: Mapping[str, Any]) -> float | None:
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
     return float(found) if math.isfinite(found) else None
-
-
-def _turns(row: Mapping[str, Any], number: int, wanted: str, prompts: PromptSet) -> Example:
-    """A trace of several turns up to its best one. Raises Unfit if none is good enough."""
-    attempts = _attempts(row)
-    good = [
-        (speedup_of(each.result) or 0.0, -index)
-        for index, each in enumerate(attempts)
-        if each.result is not None and passes(each.result, wanted=wanted)
-    ]
-    if not good:
-        raise Unfit(f"result below {wanted}")
-    best = -max(good)[1]
-    first = max(best - 1, 0) if prompts.attempts == "last" else 0
-    return _trace(row, number, attempts[first : best + 1], prompts)
 
 
 def result_of(value: Any) -> Mapping[str, Any]:
@@ -239,30 +213,20 @@ def _attempts(row: Mapping[str, Any]) -> list[TraceTurn]:
     for turn in turns:
         if not isinstance(turn, Mapping):
             raise BadRow(f"turns: found {type(turn).__name__} in it; objects")
-        if text := _text(turn, "triton_code"):
+        if code := _text(turn, "triton_code"):
             result = _parsed(turn.get("result"))
-            found.append(
-                TraceTurn(
-                    thoughts=thinking_of(turn),
-                    code=text,
-                    result=result if isinstance(result, Mapping) else None,
-                    feedback=_text(turn, "feedback_given", "feedback"),
-                )
-            )
-    return _with_final(row, found)
-
-
-def _with_final(row: Mapping[str, Any], attempts: Sequence[TraceTurn]) -> list[TraceTurn]:
-    """The attempts, the last one with the row's own final result if it is about that code."""
-    found, code = list(attempts), row.get("final_triton_code")
-    if not isinstance(code, str) or not code.strip():
+            result = result if isinstance(result, Mapping) else None
+            words = _text(turn, "feedback_given", "feedback")
+            thoughts = thinking_of(turn)
+            found.append(TraceTurn(thoughts=thoughts, code=code, result=result, feedback=words))
+    if not (code := _text(row, "final_triton_code")):
         return found
     final = result_of(row.get("final_result"))
-    for index, each in enumerate(found):
-        if each.code.strip() == code.strip():
-            found[index] = replace(each, result=each.result or final)
-            return found
-    return [*found, TraceTurn(thoughts=(), code=code, result=final, feedback="")]
+    same = (index for index, each in enumerate(found) if each.code.strip() == code.strip())
+    if (index := next(same, None)) is None:
+        return [*found, TraceTurn(thoughts=(), code=code, result=final)]
+    found[index] = replace(found[index], result=found[index].result or final)
+    return found
 
 
 def _words(attempt: TraceTurn, prompts: PromptSet) -> Message:

@@ -225,12 +225,8 @@ def describe_steps(
     num: int,
     off: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Candidates in and out of each step with reasons and examples, in the order of the steps.
-
-    Args:
-        num: candidates before the first step.
-        off: the steps that were not applied, and why.
-    """
+    """Candidates in and out of each step, of `num` before the first, with reasons and examples;
+    `off`: the steps that were not applied, and why."""
     listed: list[dict[str, Any]] = []
     for step in steps:
         gone = [one for one in dropped if one.step == step]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.data.pairs.rows import row_files
-from forge.errors import ConfigError
+from forge.data.pairs.rows import hash_rows, row_files
 
 KEY = "input.path"
 
@@ -33,17 +31,9 @@ def find_row_files(path: Path) -> list[RowFile]:
     """The input files, by path. Raises ConfigError if there is none or one cannot be read."""
     root = path if path.is_dir() else path.parent
     return [
-        RowFile(path=file, name=file.relative_to(root).as_posix(), sha256=_hash(file))
+        RowFile(path=file, name=file.relative_to(root).as_posix(), sha256=hash_rows(file, key=KEY))
         for file in row_files(path, key=KEY)
     ]
-
-
-def _hash(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as err:
-        raise ConfigError(f"{KEY}: {path}: cannot be read: {err.strerror or err}") from None
 
 
 _INDENT = re.compile(r"^[ \t]*\t[ \t]*", re.MULTILINE)

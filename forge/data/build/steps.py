@@ -100,12 +100,8 @@ class RowSteps:
     """The trained model's template; None without `filters.length`."""
 
     def __call__(self, row: Row, *, number: int, origin: str) -> Prepared | LeftOutRow:
-        """The row after all steps. Never raises for what a row contains.
-
-        Args:
-            number: its number among all rows, from 1, which names a row without an id.
-            origin: its file and place.
-        """
+        """The row after all steps. Never raises for what a row contains. `origin` is its file and
+        place, `number` names a row without an id."""
         if isinstance(row, Broken):
             return LeftOutRow(origin=origin, step=Step.READ, reason=row.reason, detail=row.detail)
         step = Step.CONVERT

@@ -18,11 +18,9 @@ class Elementwise(Family):
     """A family whose kernels process a block of elements per program."""
 
     def draw_sizes(self, rng: Random, *, scale: Scale) -> Sizes:
-        """Factors of the vector's length."""
         return flat_sizes(rng, scale=scale)
 
     def render_problem(self, variant: str, chain: Chain, *, sizes: Sizes) -> str:
-        """Source of the problem."""
         result = _RESULT[variant].format(last_name(chain))
         return problem_source(
             sizes,
@@ -34,7 +32,6 @@ class Elementwise(Family):
     def render_answer(
         self, variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
     ) -> str:
-        """Source of the answer."""
         block = _BLOCK[scale]
         if sizes is None:
             n, grid, ask, passed = "n", f"triton.cdiv(n, {block})", ["n = x.numel()"], ", n"

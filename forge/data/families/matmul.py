@@ -48,7 +48,6 @@ class Matmul(Family):
     """A family whose kernels compute a tile of the product per program."""
 
     def draw_sizes(self, rng: Random, *, scale: Scale) -> Sizes:
-        """Rows, columns and the factors of the inner length."""
         if scale is Scale.GPU:
             heads, dim = large_factors(rng, products=_LARGE_K)
             return {"M": rng.choice(_LARGE), "N": rng.choice(_LARGE), "HEADS": heads, "DIM": dim}
@@ -56,7 +55,6 @@ class Matmul(Family):
         return {"M": rng.choice(_SIZES), "N": rng.choice(_SIZES), "HEADS": heads, "DIM": dim}
 
     def render_problem(self, variant: str, chain: Chain, *, sizes: Sizes) -> str:
-        """Source of the problem."""
         second = ["torch.randn(K, N) / K**0.5"] if variant == "input" else []
         return problem_source(
             sizes,
@@ -70,7 +68,6 @@ class Matmul(Family):
     def render_answer(
         self, variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
     ) -> str:
-        """Source of the answer."""
         operands = _OPERANDS[variant]
         pointers = "y_ptr, b_ptr" if variant == "bias" else "y_ptr"
         if sizes is None:

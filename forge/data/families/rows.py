@@ -71,11 +71,9 @@ class RowFamily(Family):
         return variant not in self.fp32_only and is_sound_in_half(chain)
 
     def draw_sizes(self, rng: Random, *, scale: Scale) -> Sizes:
-        """Rows and the factors of their length."""
         return (reduced_row_sizes if self.reduces else row_sizes)(rng, scale=scale)
 
     def render_problem(self, variant: str, chain: Chain, *, sizes: Sizes) -> str:
-        """Source of the problem."""
         lines = self.lines[variant]
         result = lines.result.format(c=last_name(chain))
         return problem_source(
@@ -90,7 +88,6 @@ class RowFamily(Family):
     def render_answer(
         self, variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
     ) -> str:
-        """Source of the answer. A static one contains the numbers and reads no shapes."""
         if sizes is None:
             m, n, block, passed = "m", "n", "triton.next_power_of_2(n)", ", n"
         else:

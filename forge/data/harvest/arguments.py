@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import keyword
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.data.harvest.closure import TOO_DEEP, NotSelfContained, copied, globals_of
@@ -24,12 +23,8 @@ MOCK = "_mock_config"
 """Call by which paritybench, and KernelBook, make a configuration object."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Constructed:
-    """The arguments of a constructor, and the statements that it has to begin with."""
-
-    arguments: ast.expr
-    first: list[ast.stmt] = field(default_factory=list[ast.stmt])
+Constructed = tuple[ast.expr, list[ast.stmt]]
+"""The arguments of a constructor, and the statements that it has to begin with."""
 
 
 def constructor_call(
@@ -39,43 +34,31 @@ def constructor_call(
     *,
     config: str = "",
 ) -> Constructed:
-    """Gives the list that `get_init_inputs` returns for these arguments.
-
-    Args:
-        config: name of a function whose result is a configuration object with its keywords as
-            fields.
-
-    Raises:
-        NotSelfContained: a configuration object inside of an expression.
-    """
-    names = [] if method is None else [one.arg for one in method.args.args[1:]]
+    """The list that `get_init_inputs` returns for these arguments; `config` names a function whose
+    result is a configuration object with its keywords as fields. Raises NotSelfContained for such
+    an object inside of an expression."""
+    names = _parameters(method)
     first: list[ast.stmt] = []
-    values = [*enumerate(given), *named.items()]
     plain: dict[int | str, ast.expr] = {}
-    for place, value in values:
-        parameter = place if isinstance(place, str) else _at(names, place)
+    for place, value in [*enumerate(given), *named.items()]:
+        plain[place] = copied(value)
         if config and _is_call(value, config):
             assert isinstance(value, ast.Call)
+            parameter = place if isinstance(place, str) else (*names, *[""] * len(given))[place]
             is_name = parameter.isidentifier() and not keyword.iskeyword(parameter)
             if value.args or any(one.arg is None for one in value.keywords) or not is_name:
                 raise NotSelfContained("configuration object")
             keys: list[ast.expr | None] = [ast.Constant(one.arg) for one in value.keywords]
             plain[place] = ast.Dict(keys=keys, values=[copied(one.value) for one in value.keywords])
             first += ast.parse(f"{parameter} = {CONFIG}(**{parameter})").body
-        else:
-            plain[place] = copied(value)
-    for value in plain.values():
-        if config and any(_is_call(one, config) for one in ast.walk(value)):
-            raise NotSelfContained("configuration object")
-    positions = [plain[place] for place in range(len(given))]
-    rest = {name: plain[name] for name in named}
-    while len(positions) < len(names) and names[len(positions)] in rest:
-        positions.append(rest.pop(names[len(positions)]))
-    listed = ast.List(elts=positions, ctx=ast.Load())
+    if config and any(_is_call(one, config) for value in plain.values() for one in ast.walk(value)):
+        raise NotSelfContained("configuration object")
+    by_name = {name: plain[name] for name in named}
+    listed, rest = _by_position(names, [plain[place] for place in range(len(given))], by_name)
     if not rest:
-        return Constructed(arguments=listed, first=first)
+        return listed, first
     keyed = ast.Dict(keys=[ast.Constant(name) for name in rest], values=[*rest.values()])
-    return Constructed(arguments=ast.List(elts=[listed, keyed], ctx=ast.Load()), first=first)
+    return ast.List(elts=[listed, keyed], ctx=ast.Load()), first
 
 
 def forward_call(
@@ -83,19 +66,29 @@ def forward_call(
 ) -> ast.List:
     """Gives the list that `get_inputs` returns. Raises NotSelfContained if keywords are not a
     prefix of the parameters."""
-    names = [] if method is None else [one.arg for one in method.args.args[1:]]
-    positions = [copied(one) for one in given]
-    rest = dict(named)
-    while len(positions) < len(names) and names[len(positions)] in rest:
-        positions.append(copied(rest.pop(names[len(positions)])))
+    by_name = {name: copied(one) for name, one in named.items()}
+    listed, rest = _by_position(_parameters(method), [copied(one) for one in given], by_name)
     if rest:
         raise NotSelfContained("keyword arguments of forward")
-    return ast.List(elts=positions, ctx=ast.Load())
+    return listed
+
+
+def _parameters(method: ast.FunctionDef | None) -> list[str]:
+    return [] if method is None else [one.arg for one in method.args.args[1:]]
+
+
+def _by_position(
+    names: Sequence[str], positions: list[ast.expr], named: dict[str, ast.expr]
+) -> tuple[ast.List, dict[str, ast.expr]]:
+    """Arguments by position, with those named ones that follow them; and the rest."""
+    while len(positions) < len(names) and names[len(positions)] in named:
+        positions.append(named.pop(names[len(positions)]))
+    return ast.List(elts=positions, ctx=ast.Load()), named
 
 
 def problem_text(closure: Closure, inputs: ast.expr, constructed: Constructed) -> str:
     """The problem of a class with its arguments. Raises NotSelfContained."""
-    arguments, first = constructed.arguments, constructed.first
+    arguments, first = constructed
     used = globals_of(ast.Expr(arguments)) | globals_of(ast.Expr(inputs))
     closure.require(used - {"torch"})
     text = closure.text(inputs=inputs, arguments=arguments, first=first)
@@ -125,10 +118,6 @@ def level_of(tree: ast.Module) -> int:
             counted = (ast.Call, ast.BinOp, ast.UnaryOp)
             count += sum(isinstance(one, counted) for one in ast.walk(node))
     return 1 if count <= 1 else 2 if count <= 8 else 3
-
-
-def _at(names: Sequence[str], place: int) -> str:
-    return names[place] if place < len(names) else ""
 
 
 def _is_call(node: ast.AST, name: str) -> bool:

@@ -395,16 +395,9 @@ class Closure:
         return done
 
     def text(self, *, inputs: ast.expr, arguments: ast.expr, first: Sequence[ast.stmt] = ()) -> str:
-        """The problem.
-
-        Args:
-            inputs: list of the arguments of forward, in names of the class's file.
-            arguments: what `get_init_inputs` returns.
-            first: statements at the start of the constructor.
-
-        Raises:
-            NotSelfContained: it is too long.
-        """
+        """The problem, for a list of arguments of forward, in names of the class's file, and what
+        `get_init_inputs` returns; the constructor begins with `first`. Raises NotSelfContained if
+        it is too long."""
         named = self.names()
         imports = {"import torch": None}
         for scope in self._scopes.values():

@@ -1,8 +1,8 @@
 """Guesses arguments of a class for which nobody states them: from defaults, annotations, names,
 docstrings, and from calls with literal arguments in the tree's tests and `__main__` blocks.
 
-A guess is a pair of constructor arguments and inputs; a sandbox finds the first that runs, so a
-list of guesses begins with the likeliest. `calls_in` collects what tests say. A configuration
+A guess has constructor arguments and inputs; a sandbox finds the first that runs, so guesses begin
+with the likeliest. `calls_in` collects what tests say. A configuration
 object has small values for the fields that a class reads.
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING
 
-from forge.data.harvest.arguments import constructor_call
+from forge.data.harvest.arguments import constructor_call, problem_text
 from forge.data.harvest.closure import NotSelfContained
 
 if TYPE_CHECKING:
@@ -89,14 +89,6 @@ _SIZE = r"(?:[A-Za-z_]\w*|\d+|\*)"
 SHAPE_WORDS = re.compile(rf"[(\[]\s*({_SIZE}(?:\s*,\s*{_SIZE}){{1,4}})\s*[)\]]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
-    """Arguments that may be right."""
-
-    constructed: Constructed
-    inputs: ast.List
-
-
 @dataclass(slots=True)
 class Calls:
     """Calls of classes with literal arguments, and shapes of tensors that stand near them."""
@@ -124,8 +116,9 @@ def calls_in(trees: Iterable[ast.Module]) -> Calls:
     return found
 
 
-def guesses(closure: Closure, *, calls: Calls) -> list[Guess]:
-    """The likeliest arguments of a class. Raises NotSelfContained if a parameter has none."""
+def guesses(closure: Closure, *, calls: Calls) -> Iterator[str]:
+    """Problems of a class with its likeliest arguments. Raises NotSelfContained if a parameter has
+    none."""
     name, text = closure.key[1], ast.unparse(closure.definitions[0])
     method, forward = closure.method("__init__"), closure.method("forward")
     if forward is None:
@@ -142,11 +135,10 @@ def guesses(closure: Closure, *, calls: Calls) -> list[Guess]:
         if not constructors:
             raise
     near = calls.shapes.get(name, [])[:3]
-    made: list[Guess] = []
-    for constructed, shape in product(constructors, [*near, *_shapes(text)]):
-        inputs = _inputs(forward, shape, width=_width(method, constructed))
-        made.append(Guess(constructed=constructed, inputs=inputs))
-    return made[:MAX_GUESSES]
+    pairs = product(constructors, [*near, *_shapes(text)])
+    for constructed, shape in islice(pairs, MAX_GUESSES):
+        inputs = _inputs(forward, shape, width=_width(constructed[0]))
+        yield problem_text(closure, inputs, constructed)
 
 
 def _guessed(closure: Closure, method: ast.FunctionDef | None) -> Constructed:
@@ -221,9 +213,9 @@ def _inputs(forward: ast.FunctionDef, shape: str, *, width: int) -> ast.List:
     return made
 
 
-def _width(method: ast.FunctionDef | None, constructed: Constructed) -> int:
+def _width(arguments: ast.expr) -> int:
     """The first whole number over 1 among the constructor's arguments: mostly channels."""
-    for one in ast.walk(constructed.arguments):
+    for one in ast.walk(arguments):
         if isinstance(one, ast.Constant) and type(one.value) is int and 1 < one.value <= 4096:
             return one.value
     return WIDTH

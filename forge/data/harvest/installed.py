@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 
-from forge.data.harvest.arguments import problem_text
 from forge.data.harvest.closure import NotSelfContained
 from forge.data.harvest.guesses import Calls, guesses
 from forge.data.harvest.sizes import replaced
@@ -31,15 +30,11 @@ def get_init_inputs():
 
 def class_problem(module: str, name: str, *, definitions: str | None = None) -> str:
     """The self-contained text of a problem. The module may be one that exports the class, such as
-    `torch.nn`; a module of PyTorch itself is imported.
+    `torch.nn`; a module of PyTorch itself is imported. Raises ConfigError if there is none.
 
     Args:
         definitions: Python with `get_inputs` and, unless the class needs no arguments,
             `get_init_inputs`; None: both are guessed.
-
-    Raises:
-        ConfigError: a package that is not installed, a class that is not there or needs more than
-            PyTorch, or definitions without `get_inputs`.
     """
     package = module.partition(".")[0]
     tree = open_package(package)
@@ -53,9 +48,7 @@ def class_problem(module: str, name: str, *, definitions: str | None = None) -> 
                 raise NotSelfContained("arguments of PyTorch's modules are not guessed")
             text = OF_TORCH.format(module=where, name=name)
         elif definitions is None:
-            closure = tree.closure(where, name)
-            one = guesses(closure, calls=Calls())[0]
-            return problem_text(closure, one.inputs, one.constructed)
+            return next(guesses(tree.closure(where, name), calls=Calls()))
         else:
             nothing = ast.List(elts=[], ctx=ast.Load())
             text = tree.closure(where, name).text(inputs=nothing, arguments=nothing)

@@ -27,14 +27,9 @@ ALLOWED = "a directory of Python files, rows:PATH, compositions:N, package:NAME,
 def open_sources(
     words: Sequence[str], *, locate: Callable[[Path], Path] = Path
 ) -> list[HarvestSource]:
-    """The source of each word, in order.
-
-    Args:
-        locate: gives the directory of a data set on the hub; any other path as it is.
-
-    Raises:
-        ConfigError: a word that names no source, a source without a file, or one named twice.
-    """
+    """The source of each word, in order; `locate` gives the directory of a data set on the hub, any
+    other path as it is. Raises ConfigError for a word that names no source, a source without a
+    file, or one named twice."""
     sources = [_open(word, locate) for word in words]
     names = [one.name for one in sources]
     if twice := next((name for name in names if names.count(name) > 1), None):

@@ -102,12 +102,8 @@ class Sieve:
         self._index = SignatureIndex(self.similarity)
 
     def refuse(self, found: Found, *, origin: str, number: int) -> LeftOutRow | None:
-        """The reason against a problem; None if it stays.
-
-        Args:
-            origin: its place, with the name of its source.
-            number: its number among all that stay.
-        """
+        """The reason against a problem; None if it stays. `number` is its number among all that
+        stay."""
         left_out = partial(LeftOutRow, origin=origin, kind=found.kind)
         if (fault := fault_of(found.text)) is not None:
             return left_out(step="self-contained", reason=fault[0], detail=fault[1])

@@ -54,41 +54,21 @@ def replaced(text: str, definitions: str) -> str:
         for name in _bound(node):
             before = [new[name]] if name in new and isinstance(node, ast.AugAssign) else []
             new[name] = "\n".join([*before, ast.unparse(node)])
+    known = {name for node in ast.parse(text).body for name in _bound(node)}
+    text = _one_a_line(text, names=new.keys())
     lines = text.split("\n")
-    tree = ast.parse(text)
-    for nodes in reversed(_by_line(tree.body)):
-        names = {name for node in nodes for name in _bound(node)}
-        if not names & new.keys():
-            continue
-        said: list[str] = []
-        for node in nodes:
-            said += [] if _bound(node) and new.keys() >= set(_bound(node)) else [ast.unparse(node)]
-            said += dict.fromkeys(new[name] for name in _bound(node) if name in new)
-        end = nodes[-1].end_lineno or nodes[-1].lineno
-        lines[_first_line(nodes[0]) - 1 : end] = "\n".join(said).split("\n")
-    bound = {name for node in tree.body for name in _bound(node)}
-    new = {name: said for name, said in new.items() if name not in bound}
-    if new:
-        body = ast.parse("\n".join(lines)).body
-        at = next((_first_line(node) - 1 for node in body if "get_inputs" in _bound(node)), 0)
-        lines[at:at] = [*dict.fromkeys(new.values()), "", ""]
-    return "\n".join(lines)
-
-
-def _first_line(node: ast.stmt) -> int:
-    """The line of its first decorator, or its own."""
-    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
-
-
-def _by_line(nodes: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
-    """Statements that share a line, together: `a = 4; b = 8`."""
-    groups: list[list[ast.stmt]] = []
-    for node in nodes:
-        if groups and node.lineno <= (groups[-1][-1].end_lineno or 0):
-            groups[-1].append(node)
-        else:
-            groups.append([node])
-    return groups
+    added = dict.fromkeys(said for name, said in new.items() if name not in known)
+    extra = [*added, "", ""] if added else []
+    for node in reversed(ast.parse(text).body):
+        first = min([node.lineno, *(x.lineno for x in getattr(node, "decorator_list", ()))]) - 1
+        names = _bound(node)
+        if not new.keys().isdisjoint(names):
+            said = [] if new.keys() >= set(names) else [ast.unparse(node)]
+            said += dict.fromkeys(new[name] for name in names if name in new)
+            lines[first : node.end_lineno] = "\n".join(said).split("\n")
+        if "get_inputs" in names:
+            lines[first:first], extra = extra, []
+    return "\n".join([*extra, *lines])
 
 
 def size_groups(text: str) -> list[SizeGroup]:
@@ -101,7 +81,7 @@ def size_groups(text: str) -> list[SizeGroup]:
     )
     if node is None:
         return []
-    lines = _one_a_line(text, tree)
+    lines = _one_a_line(text)
     tree_of_lines = ast.parse(lines)
     constants = _constants(tree_of_lines)
     if free := _free(constants, tree_of_lines, node):
@@ -122,12 +102,20 @@ def size_groups(text: str) -> list[SizeGroup]:
     return list(groups.values())
 
 
-def _one_a_line(text: str, tree: ast.Module) -> str:
-    """The text with `a, b = 4, 8` and `a = b = 4` of its top level as assignments to one name."""
+def _one_a_line(text: str, *, names: Collection[str] | None = None) -> str:
+    """The text with `a, b = 4, 8`, `a = b = 4` and `a = 4; b = 8` of its top level, if they bind
+    one of some names, as assignments to one name."""
+    groups: list[list[ast.stmt]] = []
+    for node in ast.parse(text).body:
+        if groups and node.lineno <= (groups[-1][-1].end_lineno or 0):
+            groups[-1].append(node)
+        else:
+            groups.append([node])
     lines = text.split("\n")
-    for nodes in reversed(_by_line(tree.body)):
+    for nodes in reversed(groups):
         said = [one for node in nodes for one in _single(node)]
-        if len(said) > 1:
+        bound = (name for node in nodes for name in _bound(node))
+        if len(said) > 1 and (names is None or any(name in names for name in bound)):
             lines[nodes[0].lineno - 1 : nodes[-1].end_lineno] = said
     return "\n".join(lines)
 
@@ -177,12 +165,9 @@ def _free(constants: Mapping[str, int], tree: ast.Module, node: ast.FunctionDef)
 def _constant_groups(
     text: str, lines: str, free: Mapping[str, int], constants: Mapping[str, int]
 ) -> Iterator[SizeGroup]:
-    """All free constants at small lengths and at WIDER ones, then the first alone. Of a text with
-    a card's sizes, which is then the large one, the widths of parameters shrink, too.
-
-    Args:
-        lines: the text with an assignment a line.
-    """
+    """All free constants at small lengths and at WIDER ones, then the first alone. Of a text with a
+    card's sizes, which is then the large one, the widths of parameters shrink, too. `lines` is the
+    text with an assignment a line."""
     is_large = max(constants.values()) > LARGE_LENGTH or _num_elements(text) > LARGE_ELEMENTS
     widths = {name: _shrunk(constants[name]) for name in constants if name not in free}
     bases = [lines]

@@ -82,8 +82,12 @@ class View:
                 return base
             is_whole = product(self.size) == product(root.size)
             if is_whole and all(is_contiguous(x.size, x.stride) for x in (self, root)):
-                made = ast.Attribute(value=base, attr="view", ctx=ast.Load())
-                return ast.Call(func=made, args=copy.deepcopy([*self.size]), keywords=[])
+                return _method(base, "view", copy.deepcopy([*self.size]))
+            theirs = [*zip(map(polynomial, root.size), map(polynomial, root.stride), strict=True)]
+            ours = zip(map(polynomial, self.size), map(polynomial, self.stride), strict=True)
+            order = [theirs.index(one) if one in theirs else -1 for one in ours]
+            if sorted(order) == [*range(len(theirs))]:
+                return _method(base, "permute", [ast.Constant(axis) for axis in order])
         given = [base, as_tuple(self.size), as_tuple(self.stride)]
         if self.offset is not None and root.is_input:  # which may begin inside of its storage
             start = expression(f"{ast.unparse(base)}.storage_offset()")
@@ -91,6 +95,11 @@ class View:
         elif self.offset is not None:
             given.append(self.offset)
         return called("torch.as_strided", given)
+
+
+def _method(owner: ast.expr, name: str, given: list[ast.expr]) -> ast.Call:
+    function = ast.Attribute(value=owner, attr=name, ctx=ast.Load())
+    return ast.Call(func=function, args=given, keywords=[])
 
 
 def same(left: Sequence[ast.expr], right: Sequence[ast.expr]) -> bool:

@@ -26,9 +26,7 @@ EFFECTS = ("store", "atomic_", "debug_barrier", "device_print", "inline_asm", "s
 
 def plain(kernel: GeneratedKernel) -> GeneratedKernel:
     """The kernel without Inductor's functions; constexprs that its body fixes are parameters.
-
-    Raises Unanswered for a function without a counterpart, or random numbers.
-    """
+    Raises Unanswered for a function without a counterpart, or random numbers."""
     fixed: dict[str, int] = {}
     left: list[ast.stmt] = []
     for node in kernel.body:

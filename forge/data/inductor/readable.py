@@ -98,6 +98,7 @@ def _kernel(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
     kernel = with_used_parameters(cleaned(replace(kernel, body=body)))
     for one in launches:
         one.keep(kernel.params)
+    plainer = _Plainer(kernel)
     for _ in range(2):  # a cast shows what it is once it stands in the expression
         plainer = _Plainer(kernel)
         body = _nested([plainer.visit(node) for node in kernel.body])
@@ -235,13 +236,14 @@ def _in_parameters(name: str, launch: Launch) -> str:
         for key, value in launch.arguments.items()
         if isinstance(value, ast.Name)
     }
-    is_product = isinstance(given, ast.BinOp) and all(
+    if isinstance(given, ast.BinOp) and all(
         isinstance(part, ast.Mult | ast.Constant | ast.Load)
         or (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mult))
         or (isinstance(part, ast.Name) and part.id in names)
         for part in walk(given)
-    )
-    return ast.unparse(Substituted(names).visit(copy.deepcopy(given))) if is_product else ""
+    ):
+        return ast.unparse(Substituted(names).visit(copy.deepcopy(given)))
+    return ""
 
 
 class _Plainer(ast.NodeTransformer):
@@ -385,7 +387,7 @@ class _Plainer(ast.NodeTransformer):
                 axes = self._axes(index)
                 kept = [one for one in self.masks.get(mask, []) if self._axes(one) == axes]
                 if len(axes) == 1 and len(kept) == 1:
-                    place.right, node.args[1] = index, kept[0]
+                    place.right, node.args[1] = index, copy.deepcopy(kept[0])
             case _:
                 pass
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,33 +27,43 @@ def print_module(groups: Sequence[Sequence[ast.stmt]], comments: Mapping[str, st
             was_plain = is_plain
             comment = comments.get(getattr(node, "name", ""))
             above = f"# {comment}\n" if comment else ""
-            parts.append((gap if parts else "") + above + "\n".join(print_statement(node, 0)))
+            parts.append((gap if parts else "") + above + "\n".join(_lines(node)))
     return "".join(parts) + "\n"
 
 
-def print_statement(node: ast.stmt, indent: int) -> Iterator[str]:
-    """The lines of a statement."""
+def _lines(node: ast.stmt) -> Iterator[str]:
+    """The lines of a statement, none empty below a header."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.FunctionDef | ast.ClassDef):
+            one.body = [x for x in one.body if not _is_text(x)] or [ast.Pass()]
+    before = ""
+    for line in ast.unparse(node).split("\n"):
+        if line or not before.endswith(":"):
+            text = _with_double_quotes(line.lstrip())
+            yield from _fitted(text, len(line) - len(line.lstrip()))
+        before = line
+
+
+def _is_text(node: ast.stmt) -> bool:
+    """True for a string that only describes."""
     match node:
-        case ast.ClassDef() | ast.FunctionDef():
-            yield from _definition(node, indent)
-        case ast.For() | ast.While() | ast.With():
-            yield from _header(node, indent)
-            yield from _body(node.body, indent + STEP)
-        case ast.If():
-            yield from _header(node, indent)
-            yield from _body(node.body, indent + STEP)
-            if node.orelse:
-                yield " " * indent + "else:"
-                yield from _body(node.orelse, indent + STEP)
-        case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp() as value):
-            lines = list(_wrapped(_with_double_quotes(ast.unparse(node)), indent))
-            if max(map(len, lines)) > WIDTH:
-                margin = " " * indent
-                terms = _filled(_terms(value), indent + STEP, end="")
-                lines = [f"{margin}{name} = (", *terms, f"{margin})"]
-            yield from lines
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
         case _:
-            yield from _wrapped(_with_double_quotes(ast.unparse(node)), indent)
+            return False
+
+
+def _fitted(text: str, indent: int) -> list[str]:
+    """The lines of a text: of a sum that brackets do not break, a line for a few terms."""
+    lines = list(_wrapped(text, indent))
+    name, assigned, _ = text.partition(" = ")
+    if max(map(len, lines)) > WIDTH and assigned and name.isidentifier():
+        node = ast.parse(text).body[0]
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            terms = _filled(_terms(node.value), indent + STEP, end="")
+            margin = " " * indent
+            return [f"{margin}{name} = (", *terms, f"{margin})"]
+    return lines
 
 
 def _with_double_quotes(text: str) -> str:
@@ -79,51 +88,11 @@ def _terms(node: ast.BinOp) -> list[str]:
     return [first.rsplit(" ", 2)[0], *reversed(parts)]
 
 
-def _definition(node: ast.ClassDef | ast.FunctionDef, indent: int) -> Iterator[str]:
-    for one in node.decorator_list:
-        yield " " * indent + "@" + ast.unparse(one)
-    yield from _header(node, indent)
-    body = without_docstring(node.body)
-    for place, one in enumerate(body):
-        if place and isinstance(node, ast.ClassDef) and isinstance(one, ast.FunctionDef):
-            yield ""
-        yield from print_statement(one, indent + STEP)
-
-
-def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    """A body without strings that only describe."""
-    left = [
-        node
-        for node in body
-        if not (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        )
-    ]
-    return left or [ast.Pass()]
-
-
-def _header(node: ast.stmt, indent: int) -> Iterator[str]:
-    """The lines up to the colon."""
-    bare = copy.copy(node)
-    for name, value in (("body", [ast.Pass()]), ("decorator_list", []), ("orelse", [])):
-        if hasattr(bare, name):
-            setattr(bare, name, value)
-    text = ast.unparse(bare)
-    yield from _wrapped(text[: text.rindex("\n")], indent)
-
-
-def _body(body: list[ast.stmt], indent: int) -> Iterator[str]:
-    for node in body or [ast.Pass()]:
-        yield from print_statement(node, indent)
-
-
 def _wrapped(text: str, indent: int) -> Iterator[str]:
     """A statement's lines: one if it fits, else broken inside its last outermost brackets."""
     margin = " " * indent
-    if "\n" in text or len(margin) + len(text) <= WIDTH or not (span := _last_brackets(text)):
-        yield from (margin + line for line in text.split("\n"))
+    if len(margin) + len(text) <= WIDTH or not (span := _last_brackets(text)):
+        yield margin + text if text else ""
         return
     start, end = span
     parts = _split(text[start + 1 : end])

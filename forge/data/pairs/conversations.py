@@ -69,15 +69,9 @@ class BadThinking(Unfit):
 
 
 def conversation(row: Mapping[str, Any], *, tag: str) -> tuple[Message, ...]:
-    """The messages of a row, the last one an answer; thinking stands before each answer in tags.
-
-    Args:
-        tag: the run's tag of thinking; empty for none.
-
-    Raises:
-        BadRow: the columns are of no known form, or a message holds what forge does not train on.
-        Unfit: the last message is no answer, one is empty, or thinking as in `retag`.
-    """
+    """The messages of a row, the last one an answer; thinking stands before each answer in the
+    run's tag, empty for none. Raises BadRow for columns of no known form, or what forge does not
+    train on; Unfit if the last message is no answer, one is empty, or thinking is unclear."""
     names = _form(row)
     listed = _list(row, *names) if names in LISTS else _exchange(row, *names)
     messages = [_message(each, tag=tag) for each in [*_system(row, listed[0]), *listed]]
@@ -100,11 +94,8 @@ def thinking_of(fields: Mapping[str, Any]) -> list[str]:
 
 
 def with_thinking(content: str, thoughts: Sequence[str], *, tag: str) -> str:
-    """An answer with its thinking, from fields and from its own start, in one pair of tags.
-
-    Raises:
-        BadThinking: two different texts of thinking, or one that does not end.
-    """
+    """An answer with its thinking, from fields and from its own start, in one pair of tags. Raises
+    BadThinking for two different texts of thinking, or one that does not end."""
     inside, answer = _split(content, tag)
     texts = [*(_bare(text, _tags(tag)) for text in thoughts), *inside]
     distinct = {" ".join(text.split()): text for text in reversed(texts) if text}
@@ -121,16 +112,9 @@ def with_thinking(content: str, thoughts: Sequence[str], *, tag: str) -> str:
 
 
 def retag(messages: Sequence[Message], *, tag: str, mode: str = "keep") -> tuple[Message, ...]:
-    """The messages with the thinking of each answer in the tag of the run.
-
-    Args:
-        tag: `prompt.thinking`: `think` for `<think>…</think>`; empty for no thinking.
-        mode: `thinking.mode` of a build.
-
-    Raises:
-        BadThinking: thinking does not end, or stands twice with different texts, or the last answer
-            has none and `mode` requires it.
-    """
+    """The messages with the thinking of each answer in the tag of the run (`prompt.thinking`, empty
+    for none), by the `thinking.mode` of a build. Raises BadThinking as `with_thinking`, or if the
+    last answer has none and the mode requires it."""
     done = tuple(
         replace(one, content=_retagged(one.content, tag, is_kept=bool(tag) and mode != "drop"))
         if one.role == "assistant"

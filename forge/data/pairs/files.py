@@ -73,16 +73,8 @@ def read_pairs(
 ) -> list[Pair]:
     """The conversations of a file or directory in the order of the files, without duplicates, with
     the run's tag of thinking. Questions in the run's own templates state the facts of the run;
-    others keep their messages.
-
-    Args:
-        key: key that messages name.
-        say: gets the number of rows, and what was left out and why.
-
-    Raises:
-        ConfigError: no such file, a row that does not match the format, or no row to train on.
-        MachineError: a Parquet file, and pyarrow is missing.
-    """
+    others keep their messages. `say` gets the number of rows, and what was left out and why. Raises
+    ConfigError, which names `key`; MachineError without pyarrow."""
     pairs: dict[tuple[Message, ...], Pair] = {}
     left_out, bare = LeftOut(), LeftOut()
     num_restated = 0

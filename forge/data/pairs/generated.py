@@ -164,14 +164,8 @@ async def make_pairs(
     seed: int,
     judge: Judge,
 ) -> list[Pair]:
-    """All rows for the given (SFT) problems, in a fixed order for given verdicts.
-
-    Args:
-        problems: Generated problems of the SFT split.
-        prompts: Messages of the rows, those of the run.
-        max_turns: Turns of a rollout; repairs have no more. With 1 there are no repairs.
-        judge: Judges broken answers; gets all of them at once, and queues them.
-    """
+    """All rows for generated problems of the SFT split, in a fixed order for given verdicts.
+    Repairs have no more turns than a rollout. The judge gets all broken answers at once."""
     rng = Random(seed)
     rows = [one_turn_pair(p, prompts=prompts, style=_draw_style(table, rng=rng)) for p in problems]
     most = most_broken(max_turns)

@@ -6,6 +6,7 @@ text of a JSON list is held in memory, its elements one at a time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -147,12 +148,8 @@ def row_files(path: Path, *, key: str = KEY) -> list[Path]:
 
 
 def rows_of(file: Path, *, key: str = KEY) -> Iterator[Mapping[str, Any]]:
-    """Rows as mappings.
-
-    Raises:
-        ConfigError: the file or a row of it cannot be read; names `key`, and the row.
-        MachineError: a Parquet file, and pyarrow is missing.
-    """
+    """Rows as mappings. Raises ConfigError for a file or row that cannot be read, which names `key`
+    and the row; MachineError for Parquet without pyarrow."""
     for number, row in enumerate(all_rows(file, key=key), start=1):
         if isinstance(row, Broken):
             raise ConfigError(f"{key}: {file}, row {number}: {row.reason}: {row.detail}")
@@ -162,43 +159,39 @@ def rows_of(file: Path, *, key: str = KEY) -> Iterator[Mapping[str, Any]]:
 def all_rows(file: Path, *, key: str = KEY) -> Iterator[Row]:
     """Rows as mappings, and in its place each that cannot be read. Raises as `rows_of` for a file
     that cannot be read."""
-    if file.suffix == ".parquet":
-        yield from _parquet_rows(file, key=key)
-        return
     try:
-        yield from map(_parsed, _stream_rows(file))
+        yield from _parquet_rows(file, key=key) if file.suffix == ".parquet" else _json_rows(file)
     except OSError as err:
         raise _unreadable(file, err, key=key) from None
 
 
-def _stream_rows(path: Path) -> Iterator[bytes | Any]:
-    """The rows of a JSON file: lines that are not parsed yet, or the elements of its list."""
+def _json_rows(path: Path) -> Iterator[Row]:
+    """The rows of a JSON file: its lines, or the elements of its list."""
     with path.open("rb") as file:
         head = file.read(1 << 12).removeprefix(MARK)
         if head.lstrip().startswith(b"["):
-            yield from _list_elements(path)
+            yield from map(_object, _list_elements(path))
             return
         file.seek(0)
         for number, line in enumerate(file):  # bytes: only newlines end a line
             text = line.removeprefix(MARK) if number == 0 else line
             if text.strip():
-                yield text
+                yield _parsed(text)
 
 
-def _parsed(raw: Any) -> Row:
-    """The object of a line or element that `_stream_rows` gives, or why it is none."""
-    if isinstance(raw, Broken):
-        return raw
-    if isinstance(raw, bytes):
-        try:
-            raw = json.loads(raw.decode())
-        except UnicodeDecodeError as err:
-            return Broken(reason="no text in UTF-8", detail=str(err))
-        except (ValueError, RecursionError) as err:
-            return Broken(reason="broken JSON", detail=f"{err}; {OBJECTS}")
-    if not isinstance(raw, dict):
-        return Broken(reason="no object", detail=f"found {kind_of(raw)}; {OBJECTS}")
-    return raw
+def _parsed(line: bytes) -> Row:
+    try:
+        return _object(json.loads(line.decode()))
+    except UnicodeDecodeError as err:
+        return Broken(reason="no text in UTF-8", detail=str(err))
+    except (ValueError, RecursionError) as err:
+        return Broken(reason="broken JSON", detail=f"{err}; {OBJECTS}")
+
+
+def _object(found: Any) -> Row:
+    if isinstance(found, dict | Broken):
+        return found
+    return Broken(reason="no object", detail=f"found {kind_of(found)}; {OBJECTS}")
 
 
 def open_parquet(path: Path, *, key: str = KEY) -> ParquetFile:
@@ -255,6 +248,15 @@ def _skip(text: str, at: int) -> int:
     while at < len(text) and text[at] in " \t\r\n":
         at += 1
     return at
+
+
+def hash_rows(file: Path, *, key: str = KEY) -> str:
+    """SHA-256 of a file. Raises ConfigError if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as err:
+        raise _unreadable(file, err, key=key) from None
 
 
 def _unreadable(file: Path, err: Exception, *, key: str) -> ConfigError:

@@ -48,11 +48,7 @@ def fit(
     render: Callable[[Sequence[Message]], Prompt],
 ) -> Prompt | None:
     """The conversation within `budget_tokens`: the oldest attempts are dropped first, the newest
-    never.
-
-    Returns:
-        The prompt; None if not even the newest attempt fits (the rollout ends `context_full`).
-    """
+    never. None if not even that one fits (the rollout ends `context_full`)."""
     for first in range(max(1, len(attempts))):
         prompt = render(prompts.conversation(problem, attempts[first:]))
         if len(prompt.ids) <= budget_tokens:
@@ -123,11 +119,8 @@ class PromptSet:
     def first_messages(
         self, problem: ReferenceModule, *, answer_name: str = ""
     ) -> tuple[Message, ...]:
-        """The messages at the start of every conversation about a problem.
-
-        Args:
-            answer_name: Name that the answer has to define; empty for `<entry_point>New`.
-        """
+        """The messages at the start of every conversation about a problem. The answer has to define
+        `answer_name`; empty for `<entry_point>New`."""
         values = {
             **self._run_values,
             "source": problem.source.strip(),
@@ -230,11 +223,8 @@ MAX_BYTES = 1 << 20
 
 
 def make_prompts(table: PromptTable, facts: PromptFacts | None = None) -> PromptSet:
-    """The prompts of an experiment; without facts, of judges on a CPU.
-
-    Raises:
-        ConfigError: a template or the example cannot be read or used.
-    """
+    """The prompts of an experiment; without facts, of judges on a CPU. Raises ConfigError for a
+    template or an example that cannot be read or used."""
     facts = facts or PromptFacts()
     templates = {kind: _template(table, kind) for kind in KINDS}
     used = used_by(templates)

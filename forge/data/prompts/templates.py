@@ -91,12 +91,7 @@ def used_names(source: str, *, name: str) -> dict[str, int]:
 
 def check_template(kind: str, source: str, *, name: str, key: str) -> None:
     """Raises ConfigError, one line for each mistake: syntax, unknown names, a failing expression,
-    or a message without its subject.
-
-    Args:
-        name: the file.
-        key: the key that names it, as in `prompt.first`.
-    """
+    or a message without its subject. `name` is the file, `key` the key that names it."""
     import jinja2
 
     place = f"{key}: {name}"
@@ -190,11 +185,8 @@ PREFIX = "judge> "
 
 
 def report(verdict: Verdict, *, max_chars: int, has_baseline: bool = True) -> str:
-    """Status, reason, the detail shortened in the middle, and the times.
-
-    Args:
-        has_baseline: State the reference's time and the share of the roofline too.
-    """
+    """Status, reason, the detail shortened in the middle, and the times; without a baseline,
+    neither the reference's time nor the share of the roofline."""
     head = f"{verdict.status}: {verdict.reason}"
     detail = _shorten(verdict.detail.strip(), max_chars=max_chars)
     lines = [head, *detail.splitlines()]

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from forge.records import Problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceFiles:
     """Parsed problem files of one source, wherever their text comes from."""
 
@@ -74,11 +75,10 @@ class SourceFiles:
     mistakes: Sequence[str] = ()
     """A line for each file that is no problem."""
 
-    names: Sequence[str] = field(init=False)
-    """Paths of the files below the root."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", [self.name_of(file) for file in self.files])
+    @cached_property
+    def names(self) -> list[str]:
+        """Paths of the files below the root."""
+        return [self.name_of(file) for file in self.files]
 
     def name_of(self, file: ProblemFile) -> str:
         """Path of one of the files below the root."""
@@ -88,7 +88,7 @@ class SourceFiles:
         self, file: ProblemFile, *, overrides: Overrides, shapes: Sequence[Overrides], split: Split
     ) -> Problem:
         """The problem in a file, with its constants and shapes."""
-        name, names = self.name_of(file), self.names  # not made here: there may be thousands
+        name, names = self.name_of(file), self.names
         values = values_by_shape(shapes, name, constants=file.constants, among=names)
         own = overrides.of(name, among=names)
         made = to_problem(file, root=self.root, overrides=own, shapes=values, split=split)
@@ -115,11 +115,8 @@ def read_source(table: SourceTable, *, key: str = "problems.") -> SourceFiles:
 
 
 def load_source(table: SourceTable, *, key: str = "problems.") -> list[Problem]:
-    """The problems of a directory or of rows, in order; none is held out yet.
-
-    Raises:
-        ConfigError: unreadable or incomplete sources, overrides of constants that no file has.
-    """
+    """The problems of a directory or of rows, in order; none is held out yet. Raises ConfigError
+    for unreadable or incomplete sources, or overrides of constants that no file has."""
     source = read_source(table, key=key)
     overrides = Overrides.from_table(table.overrides)
     shapes = [Overrides.from_table(shape) for shape in table.shapes or []]
@@ -153,14 +150,8 @@ CODE_COLUMNS = ("code", "python_code", "pytorch_code")
 
 
 def read_mixed(path: Path, *, key: str) -> Iterator[RowProblem]:
-    """The problems of a file or of a directory, in order.
-
-    Args:
-        key: key that messages name.
-
-    Raises:
-        ConfigError: a file that cannot be read or has another suffix, a row without code.
-    """
+    """The problems of a file or of a directory, in order. Raises ConfigError, which names `key`,
+    for a file that cannot be read or has another suffix, or a row without code."""
     if not path.is_dir():
         yield from _of_file(path, path.name, key=key)
         return
@@ -195,7 +186,7 @@ def row_problem(row: Mapping[str, Any], *, number: int, name: str) -> RowProblem
     BadRow or Unfit."""
     for format, columns in COLUMNS.items():
         if all(row.get(column) is not None for column in columns):
-            return FORMATS[format](row, number=number)
+            return _of_format(row, format, number=number)
     found = next((row[one] for one in CODE_COLUMNS if isinstance(row.get(one), str)), None)
     if found is None:
         raise BadRow(f"found columns {columns_of(row)}; one of {', '.join(CODE_COLUMNS)}")
@@ -214,15 +205,9 @@ logger = logging.getLogger(__name__)
 def read_rows(
     path: Path, *, format: str, include: list[str], key: str = "problems.path"
 ) -> dict[str, tuple[RowProblem, ProblemFile]]:
-    """The problems of a file or a directory of files by their paths, `level1/19_ReLU.py`, in order.
-
-    Args:
-        include: glob patterns of ids; empty means all.
-        key: key that messages name.
-
-    Raises:
-        ConfigError: no such file, a row that does not match the format, or no problem at all.
-    """
+    """The problems of a file or a directory of files by their paths, `level1/19_ReLU.py`, in order,
+    whose ids match a pattern of `include`, if there is one. Raises ConfigError, which names `key`,
+    for no such file, a row that does not match the format, or no problem at all."""
     found: dict[str, tuple[RowProblem, ProblemFile]] = {}
     left_out = LeftOut()
     for place, row in _row_problems(path, format=format, left_out=left_out, key=key):
@@ -253,12 +238,11 @@ def _row_problems(
     path: Path, *, format: str, left_out: LeftOut, key: str
 ) -> Iterator[tuple[str, RowProblem]]:
     """Place and problem of each row."""
-    to_problem = FORMATS[format]
     for file in row_files(path, key=key):
         for number, row in enumerate(rows_of(file, key=key), start=1):
             place = f'{key}: {file}, row {number} ("{format}")'
             try:
-                yield place, to_problem(row, number=number)
+                yield place, _of_format(row, format, number=number)
             except Unfit as reason:
                 left_out.add(str(reason), place)
             except BadRow as err:
@@ -285,91 +269,51 @@ class RowProblem:
     entry_point: str = DEFAULT_ENTRY_POINT
 
 
-def kernelbench_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
-    """A row of KernelBench's data set. Raises BadRow or Unfit, as all of these functions."""
-    source = code_of(row, "code")
-    level, problem_id = _whole(row, "level"), _whole(row, "problem_id")
-    return _kernelbench(source, level, problem_id, name=text_of(row, "name"))
-
-
-def kernelbook_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
-    """A module of KernelBook, under the id that its SFT row has."""
+def _of_format(row: Mapping[str, Any], format: str, *, number: int) -> RowProblem:
+    """The problem of a row in a format. Raises BadRow or Unfit."""
+    match format:
+        case "kernelbench":
+            return _kernelbench(code_of(row, "code"), row)
+        case "tritonforge":  # its label is the reference
+            source, info = code_of(row, "label"), _table(row, "extra_info")
+            return _kernelbench(source, info, name=str(info.get("problem_name") or ""))
+        case "kernelbook":  # under the id that its SFT row has
+            problem_id = f"{format}/{_named(row, 'uuid', number)}"
+            source, entry_point = code_of(row, "python_code"), text_of(row, "entry_point")
+        case "cuda-agent":  # its level is the number of operators, `torch#2`
+            found = re.search(r"#(\d+)$", str(row.get("data_source") or ""))
+            level = max(1, int(found[1])) if found else 1
+            problem_id, source = f"{format}/{number}", code_of(row, "code")
+            return RowProblem(problem_id=problem_id, source=source, family=format, level=level)
+        case "drkernel":  # for RL or validation: its ground truth is the reference
+            source = code_of(_table(row, "reward_model"), "ground_truth")
+            info = row.get("extra_info")
+            info = info if isinstance(info, Mapping) else {}
+            known = (info[key] for key in ("uuid", "name") if info.get(key) is not None)
+            level = str(info.get("level"))
+            return RowProblem(
+                problem_id=f"{format}/{next(known, number)}", source=source, family=format,
+                level=max(1, int(level)) if level.isdecimal() else 1,
+                entry_point=_entry_point(info, source),
+            )  # fmt: skip
+        case "drkernel-coldstart":  # the module that a conversation is about
+            problem_id = f"{format}/{_named(row, 'uuid', number)}"
+            source = code_of(row, "original_python_code")
+            entry_point = _entry_point(row, source)
+        case _:
+            return RowProblem(
+                problem_id=text_of(row, "id"), source=code_of(row, "code"),
+                family=text_of(row, "kind"), level=_whole(row, "level"),
+            )  # fmt: skip
     return RowProblem(
-        problem_id=f"kernelbook/{_named(row, 'uuid', number)}",
-        source=code_of(row, "python_code"),
-        family="kernelbook",
-        entry_point=text_of(row, "entry_point"),
-    )
+        problem_id=problem_id, source=source, family=format, entry_point=entry_point
+    )  # fmt: skip
 
 
-def tritonforge_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
-    """A prompt row of TritonForge: its label is the reference."""
-    source, info = code_of(row, "label"), _table(row, "extra_info")
-    level, problem_id = _whole(info, "level"), _whole(info, "problem_id")
-    return _kernelbench(source, level, problem_id, name=str(info.get("problem_name") or ""))
-
-
-def cuda_agent_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
-    """A row of CUDA-Agent-Ops-6K; its level is the number of operators, `torch#2`."""
-    found = re.search(r"#(\d+)$", str(row.get("data_source") or ""))
-    return RowProblem(
-        problem_id=f"cuda-agent/{number}",
-        source=code_of(row, "code"),
-        family="cuda-agent",
-        level=max(1, int(found[1])) if found else 1,
-    )
-
-
-def drkernel_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
-    """A row for RL or validation of Dr. Kernel: its ground truth is the reference."""
-    source = code_of(_table(row, "reward_model"), "ground_truth")
-    info = row.get("extra_info")
-    info = info if isinstance(info, Mapping) else {}
-    name = next((info[key] for key in ("uuid", "name") if info.get(key) is not None), number)
-    level = info.get("level")
-    return RowProblem(
-        problem_id=f"drkernel/{name}",
-        source=source,
-        family="drkernel",
-        level=max(1, int(str(level))) if str(level).isdecimal() else 1,
-        entry_point=_entry_point(info, source),
-    )
-
-
-def coldstart_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
-    """The module that a cold-start conversation of Dr. Kernel is about."""
-    source = code_of(row, "original_python_code")
-    return RowProblem(
-        problem_id=f"drkernel-coldstart/{_named(row, 'uuid', number)}",
-        source=source,
-        family="drkernel-coldstart",
-        entry_point=_entry_point(row, source),
-    )
-
-
-def harvest_row(row: Mapping[str, Any], *, number: int) -> RowProblem:
-    """A problem that `forge data harvest` has written."""
-    return RowProblem(
-        problem_id=text_of(row, "id"),
-        source=code_of(row, "code"),
-        family=text_of(row, "kind"),
-        level=_whole(row, "level"),
-    )
-
-
-FORMATS: dict[str, Callable[..., RowProblem]] = {
-    "kernelbench": kernelbench_row,
-    "kernelbook": kernelbook_row,
-    "tritonforge": tritonforge_row,
-    "cuda-agent": cuda_agent_row,
-    "drkernel": drkernel_row,
-    "drkernel-coldstart": coldstart_row,
-    "harvest": harvest_row,
-}
-
-
-def _kernelbench(source: str, level: int, problem_id: int, *, name: str) -> RowProblem:
+def _kernelbench(source: str, row: Mapping[str, Any], *, name: str | None = None) -> RowProblem:
     """A problem of KernelBench under the id of its file; names may begin with the number."""
+    level, problem_id = _whole(row, "level"), _whole(row, "problem_id")
+    name = text_of(row, "name") if name is None else name
     rest = re.sub(rf"^0*{problem_id}_|\.py$", "", name)
     stem = f"{problem_id}_{rest}" if rest else str(problem_id)
     folder = f"level{level}"

@@ -48,10 +48,7 @@ def split_problems(
     sources: Sequence[LoadedSource], table: ProblemsTable, *, seed: int
 ) -> list[Problem]:
     """The problems of all sources, each with its split; those of levels without a use are left out.
-
-    Raises:
-        ConfigError: a level that no problem has, or a duplicate of a held-out problem.
-    """
+    Raises ConfigError for a level that no problem has, or a duplicate of a held-out problem."""
     _check_levels(sources, table)
     placed = [
         (problem, split)

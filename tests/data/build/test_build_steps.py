@@ -17,7 +17,6 @@ from forge.data.build.steps import Prepared, RowSteps, Step, find_fault, parse
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.rows import Broken
 from forge.data.prompts.prompt_set import make_prompts
-from forge.records import Message
 from tests.data.build.samples import ANSWER, build_of, trinity_row, write_tokenizer
 from tests.examples import examples
 from tests.prompting import PROMPTS
@@ -86,11 +85,6 @@ def test_thinking_gets_one_pair_of_tags(content: str, mode: str, wanted: str) ->
     tables = {"thinking": {"mode": mode}, "prompt": {"thinking": "t"}}
     found = prepared(conversation("ask", content), **tables, **MESSAGES)
     assert found.example.messages[-1].content == wanted
-
-
-def test_reasoning_content_becomes_thinking() -> None:
-    found = prepared(conversation("ask", "code", reasoning_content="why"), **MESSAGES)
-    assert found.example.messages[-1].content == "<think>\nwhy\n</think>\n\ncode"
 
 
 def test_thinking_without_an_end_and_required_thinking_leave_rows_out() -> None:
@@ -188,16 +182,6 @@ def test_columns_that_are_missing_are_named_with_what_was_found() -> None:
     assert isinstance(found, LeftOutRow)
     assert found.step == Step.READ
     assert found.detail == "turns: found nothing; a list (columns here: pytorch_code)"
-
-
-def test_lengths_are_those_of_the_models_training_rows(tmp_path: Path) -> None:
-    chat = ChatTemplate.load(write_tokenizer(tmp_path / "model"))
-    for special in ("", "<|im_end|>"):
-        messages = (
-            Message(role="user", content=f"ask {special}"),
-            Message(role="assistant", content=f"code {special} é"),
-        )
-        assert chat.count_tokens(messages) == len(chat.training_row(messages).input_ids)
 
 
 @pytest.mark.parametrize(

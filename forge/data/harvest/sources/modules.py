@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, metadata, packages_distribu
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.harvest.arguments import level_of, problem_text, tried
+from forge.data.harvest.arguments import level_of, tried
 from forge.data.harvest.closure import Closure, CodeFile, Library, read_code
 from forge.data.harvest.guesses import Calls, calls_in, guesses
 from forge.data.harvest.records import Found, Rejected
@@ -84,7 +84,6 @@ class ModuleTree:
         )
 
     def read(self, unit: str) -> Iterator[Found | Rejected]:
-        """The problems of a file."""
         path = self._root / unit
         file = read_code(path, module=self._module(unit), is_package=path.name == "__init__.py")
         if file is None:
@@ -126,11 +125,7 @@ class ModuleTree:
         self, library: Library, file: CodeFile, name: str, *, origin: str, kind: str
     ) -> Found:
         closure = Closure(library, file.module, name)
-        texts = [
-            problem_text(closure, one.inputs, one.constructed)
-            for one in guesses(closure, calls=self._calls)
-        ]
-        first, *others = dict.fromkeys(texts)
+        first, *others = dict.fromkeys(guesses(closure, calls=self._calls))
         return Found(
             text=first, alternatives=tuple(others), origin=origin, name=name, kind=kind,
             level=level_of(ast.parse(first)), licence=self._licence,

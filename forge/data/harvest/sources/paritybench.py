@@ -55,12 +55,10 @@ class Paritybench:
         return {"source": self.name, "files": len(self.units()), "sha256": hasher.hexdigest()}
 
     def units(self) -> Sequence[str]:
-        """Paths of the files."""
         paths = (self._root / FOLDER).glob("test_*.py")
         return sorted(f"{FOLDER}/{path.name}" for path in paths if path.is_file())
 
     def read(self, unit: str) -> Iterator[Found | Rejected]:
-        """The cases of a file."""
         module = unit.removesuffix(".py").replace("/", ".")
         library = Library(self._root)
         file = library.file(module)

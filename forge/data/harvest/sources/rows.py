@@ -21,7 +21,7 @@ from forge.data.harvest.arguments import (
 )
 from forge.data.harvest.closure import Closure, CodeFile, Library, NotSelfContained
 from forge.data.harvest.records import Found, Rejected
-from forge.data.pairs.rows import BadRow, Unfit, row_files, rows_of
+from forge.data.pairs.rows import BadRow, Unfit, hash_rows, row_files, rows_of
 from forge.data.sources.loading import row_problem
 from forge.errors import ConfigError
 
@@ -50,16 +50,10 @@ class ProblemRows:
         """A hash of the files. Raises ConfigError for one that cannot be read."""
         hasher = hashlib.sha256()
         for unit, path in self._files.items():
-            try:
-                with path.open("rb") as file:
-                    digest = hashlib.file_digest(file, "sha256")
-            except OSError as error:
-                raise ConfigError(f"{KEY}: {path}: cannot be read: {error.strerror}") from error
-            hasher.update(unit.encode() + b"\0" + digest.digest())
+            hasher.update(f"{unit}\0{hash_rows(path, key=KEY)}".encode())
         return {"source": self.name, "files": len(self._files), "sha256": hasher.hexdigest()}
 
     def units(self) -> Sequence[str]:
-        """Paths of the files."""
         return list(self._files)
 
     def read(self, unit: str) -> Iterator[Found | Rejected]:
@@ -127,11 +121,7 @@ def _licence(row: Mapping[str, Any]) -> str:
 
 
 def open_rows(rest: str, locate: Callable[[Path], Path]) -> ProblemRows:
-    """The source that `rows:REST` names. Raises ConfigError for a path without rows.
-
-    Args:
-        locate: gives the directory of a data set on the hub; any other path as it is.
-    """
+    """The source that `rows:REST` names. Raises ConfigError for a path without rows."""
     from pathlib import Path
 
     if not rest:

@@ -81,12 +81,8 @@ class Held:
 
 
 def trace(problem: str, *, with_attributes: bool = True) -> Traced:
-    """The answer of a problem as Inductor writes it. Raises Unanswered.
-
-    Args:
-        problem: Source with `Model`, `get_inputs` and `get_init_inputs`.
-        with_attributes: Whether numbers that modules keep become symbols, too.
-    """
+    """The answer of a problem as Inductor writes it. Without attributes, numbers that modules keep
+    become no symbols. Raises Unanswered."""
     with _reason("not traced"), contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -97,6 +93,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
         env = ShapeEnv(duck_shape=False)
         fake = _Fake(shape_env=env, allow_non_fake_inputs=True)
         held = sorted(_held(model), key=lambda one: "." not in one.path)  # layers first
+        given: list[tuple[Any, Any]]
         given, spec = pytree.tree_flatten_with_path(list(inputs))
         definitions = _definitions(problem)
         names = _names(forward_of(definitions).args, len(inputs))
@@ -398,7 +395,7 @@ def _attribute(path: str) -> str:
     )  # fmt: skip
 
 
-def _label(path: Any, names: Sequence[str]) -> str:
+def _label(path: Any, names: list[str]) -> str:
     """`x[1]` for the second element of the input `x`."""
     first, *rest = path
     keys = [getattr(one, "idx", getattr(one, "key", None)) for one in rest]

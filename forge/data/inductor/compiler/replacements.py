@@ -162,12 +162,8 @@ def _relu6(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
 def attributes(
     model: torch.nn.Module, new: dict[int, Any]
 ) -> list[tuple[dict[str, Any], str, Any]]:
-    """Numbers that modules keep and that are lengths of their parameters, as symbols.
-
-    Args:
-        model: The model; none of its attributes change.
-        new: Tensors with symbolic sizes, by the identity of the model's own.
-    """
+    """Numbers that modules keep and that are lengths of their parameters, as symbols; `new` has
+    tensors with symbolic sizes, by the identity of the model's own."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     every = _lengths(model, new)
     for owner in model.modules():

@@ -72,12 +72,9 @@ class Sizes:
     def symbolic(
         self, value: Any, label: str, axes: tuple[str, ...] | None = None, *, owner: str
     ) -> Any:
-        """A fake tensor with symbolic sizes in place of a tensor, a symbol for a number.
-
-        Args:
-            label: `self.` and its path for a tensor that the model holds.
-            owner: comes before the name of a size where two have the same.
-        """
+        """A fake tensor with symbolic sizes in place of a tensor, a symbol for a number. The label
+        of a tensor that the model holds begins with `self.`; the owner comes before the name of a
+        size where two have the same."""
         if type(value) in (int, float):
             return self._number(value, label)
         if not isinstance(value, torch.Tensor):
@@ -87,11 +84,12 @@ class Sizes:
         names = axes or AXES.get(value.dim(), tuple(f"size{k}" for k in range(value.dim())))
         is_taps = label.startswith("self.") and value.dim() > 2
         sizes: list[Any] = []
+        source = label.replace(".", "_")
         for axis, n in enumerate(value.shape):
             is_number = n < 2 or (is_taps and axis > 1 and n <= 16)
             rank = GIVEN if not label.startswith("self.") else LAYER if axes else HELD
             wish = (rank, names[axis], owner)
-            sizes.append(int(n) if is_number else self._symbol(int(n), label, axis, wish))
+            sizes.append(int(n) if is_number else self._symbol(int(n), f"{source}_{axis}", wish))
         strides: list[Any] = [0] * len(sizes)
         step: Any = 1
         order = range(len(sizes))
@@ -112,8 +110,8 @@ class Sizes:
                 value.shape, value.stride(), dtype=value.dtype, device="cuda"
             )
 
-    def _symbol(self, length: int, label: str, axis: int, wish: tuple[int, str, str]) -> Any:
-        source = ConstantSource(f"{label}_{axis}".replace(".", "_"))
+    def _symbol(self, length: int, name: str, wish: tuple[int, str, str]) -> Any:
+        source = ConstantSource(name)
         symbol = self.env.create_symbol(
             length, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
         )
@@ -199,13 +197,9 @@ class Sizes:
         if hint is None or hint < 2:
             return size
         if formula not in self.sides:
-            source = ConstantSource(f"side_{len(self.sides)}")
-            symbol = self.env.create_symbol(
-                hint, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None
-            )
-            self.wishes[symbol] = (SIDE, f"out_{name}", "")
-            self.formulas[str(symbol)] = formula
-            self.sides[formula] = self.env.create_symintnode(symbol, hint=hint, source=source)
+            made = self._symbol(hint, f"side_{len(self.sides)}", (SIDE, f"out_{name}", ""))
+            self.formulas[str(made.node.expr)] = formula
+            self.sides[formula] = made
         return self.sides[formula]
 
     def substituted(self, expr: Any) -> Any:
@@ -238,12 +232,7 @@ class Sizes:
         )
 
     def _derived(self, division: Any) -> Any:
-        base, by = division.args
-        rest = 0
-        if by.is_Integer:
-            constant = sum((t for t in sympy.Add.make_args(base) if t.is_Integer), sympy.Integer(0))
-            rest = (constant - constant % by) // by
-            division = FloorDiv(base - constant + constant % by, by)
+        division, rest = _normal(division)
         if division.is_Symbol or division.is_Integer:
             return division + rest
         if division not in self.derived:
@@ -288,19 +277,22 @@ def _is_size(expr: Any) -> bool:
     return all(one.name.startswith("s") and one.name[1:].isdecimal() for one in expr.free_symbols)
 
 
+def _normal(division: Any) -> tuple[Any, Any]:
+    """A division by a number without multiples of it in its base, and what they give."""
+    base, by = division.args
+    if not by.is_Integer:
+        return division, 0
+    constant = sum((t for t in sympy.Add.make_args(base) if t.is_Integer), sympy.Integer(0))
+    kept = constant % by
+    return FloorDiv(base - constant + kept, by), (constant - kept) // by
+
+
 def _plain(expr: Any) -> Any:
     """A size with divisions in their normal form."""
-
-    def normal(division: Any) -> Any:
-        base, by = division.args
-        if not by.is_Integer:
-            return division
-        constant = sum((t for t in sympy.Add.make_args(base) if t.is_Integer), sympy.Integer(0))
-        rest = (constant - constant % by) // by
-        return FloorDiv(base - constant + constant % by, by) + rest
-
     expr = getattr(getattr(expr, "node", None), "expr", expr)
-    return sympy.sympify(expr).replace(lambda e: isinstance(e, FloorDiv), normal)
+    return sympy.sympify(expr).replace(
+        lambda e: isinstance(e, FloorDiv), lambda e: sum(_normal(e), sympy.Integer(0))
+    )
 
 
 def _expanded(dep: Any) -> Any:
@@ -310,10 +302,10 @@ def _expanded(dep: Any) -> Any:
     return dataclasses.replace(dep, index=sympy.expand(dep.index), size=size)
 
 
-def _is_multiple(whole: Any, part: Any) -> bool:
+def _is_multiple(_: Any, whole: Any, part: Any) -> bool:
     """True if the factors of each term show it. Sympy's own search for a proof takes half of a
     trace's time, and finds none that changes a kernel."""
-    if whole == part or whole == 0:
+    if whole in (part, 0):
         return True
     if isinstance(whole, int | sympy.Integer) and isinstance(part, int | sympy.Integer):
         return int(whole) % int(part) == 0
@@ -344,12 +336,10 @@ def substitution(stack: contextlib.ExitStack, sizes: Sizes) -> None:
         """As Inductor decides, with sums of products written in one way."""
         return fits(self, _expanded(read), _expanded(write), **options)
 
-    def is_multiple(self: Any, numerator: Any, denominator: Any) -> bool:
-        return _is_multiple(numerator, denominator)
-
-    stack.enter_context(
-        mock.patch.object(SizeVarAllocator, "statically_known_multiple_of", is_multiple)
-    )
-    stack.enter_context(mock.patch.object(Scheduler, "fusable_read_and_write", fusable))
-    stack.enter_context(mock.patch.object(common.Kernel, "rename_indexing", rename_indexing))
-    stack.enter_context(mock.patch.object(PythonPrinter, "doprint", doprint))
+    for owner, name, value in (
+        (SizeVarAllocator, "statically_known_multiple_of", _is_multiple),
+        (Scheduler, "fusable_read_and_write", fusable),
+        (common.Kernel, "rename_indexing", rename_indexing),
+        (PythonPrinter, "doprint", doprint),
+    ):
+        stack.enter_context(mock.patch.object(owner, name, value))

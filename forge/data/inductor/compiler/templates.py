@@ -275,6 +275,7 @@ def _pool_sizes(
 
 PRODUCT = TritonTemplate(name="product", grid=_product_grid, source=_PRODUCT)
 EVEN = {True: "even", False: "uneven"}
+KINDS = ("plain", "transposed")
 CONVOLUTIONS = {
     (rank, is_even, kind, is_depthwise): TritonTemplate(
         name=f"convolution_{rank}d_{EVEN[is_even]}_{kind}{'_depthwise' * is_depthwise}",
@@ -286,7 +287,7 @@ CONVOLUTIONS = {
     )
     for rank in (1, 2, 3)
     for is_even in (False, True)
-    for kind in ("plain", "transposed")
+    for kind in KINDS
     for is_depthwise in (False, True)
 }  # fmt: skip
 """By rank, whether the window is even, kind, and whether each channel has a kernel of its own."""
@@ -308,17 +309,22 @@ def _block(size: Any, most: int) -> int:
     return min(most, max(16, 1 << (int(size) - 1).bit_length())) if size.is_Integer else most
 
 
+def _generated(template: Any, nodes: Sequence[Any], size: Sequence[Any], **options: Any) -> Any:
+    x, *_ = nodes
+    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [*size])
+    made = template.generate(input_nodes=(*nodes,), layout=layout, num_warps=4, **options)
+    assert made is not None
+    return made.output_node()
+
+
 def _mm(a: Any, b: Any, **_: Any) -> Any:
     a, b = (ir.ExternKernel.realize_input(one) for one in (a, b))
     *batch, m, k = a.get_size()
     n = b.get_size()[-1]
-    layout = ir.FixedLayout(a.get_device(), a.get_dtype(), [*batch, m, n])
-    made = PRODUCT.generate(
-        input_nodes=(a, b), layout=layout, num_stages=3, num_warps=4, BATCHED=bool(batch),
+    return _generated(
+        PRODUCT, (a, b), [*batch, m, n], num_stages=3, BATCHED=bool(batch),
         BLOCK_M=_block(m, 64), BLOCK_N=_block(n, 64), BLOCK_K=_block(k, 32),
     )  # fmt: skip
-    assert made is not None
-    return made.output_node()
 
 
 def _scaled(value: Any, factor: Any) -> Any:
@@ -339,11 +345,8 @@ def _conv(
         given = lowering.lowerings[aten.unsqueeze.default](x, 0)
         rest = (weight, bias, stride, padding, dilation, transposed, output_padding, groups)
         return lowering.lowerings[aten.squeeze.dim](_conv(given, *rest), 0)
-    x, weight = (
-        ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(one))
-        for one in (x, weight)
-    )
-    size = [_expression(one) for one in V.graph.current_node.meta["val"].shape]
+    x, weight = (_contiguous(one) for one in (x, weight))
+    size = _shape()
     if len(size) == rank + 1:
         size = [sympy.Integer(1), *size]
     known = V.graph.sizevars
@@ -351,8 +354,7 @@ def _conv(
     is_depthwise = groups > 1 and known.statically_known_equals(second, 1)
     is_depthwise = is_depthwise and known.optimization_hint(first, fallback=0) == groups
     kernel = [known.guard_int(one) for one in weight.get_size()[2:]]
-    is_even, window = _window(rank, kernel, stride, padding, dilation)
-    options: dict[str, Any] = {"GROUPS": groups, **window}
+    is_even, options = _window(rank, kernel, stride, padding, dilation)
     if is_depthwise:
         options["BLOCK"] = 256
     else:
@@ -361,17 +363,22 @@ def _conv(
             "BLOCK_N": _block(size[1] // groups if size[1].is_Integer else size[1], 64),
             "BLOCK_K": 32,
         }  # fmt: skip
-    kind = "transposed" * transposed + "plain" * (not transposed)
-    made = CONVOLUTIONS[rank, is_even, kind, is_depthwise].generate(
-        input_nodes=(x, weight), layout=ir.FixedLayout(x.get_device(), x.get_dtype(), size),
-        num_stages=2, num_warps=4, **options,
-    )  # fmt: skip
-    assert made is not None
-    result = made.output_node()
+    template = CONVOLUTIONS[rank, is_even, KINDS[transposed], is_depthwise]
+    result = _generated(template, (x, weight), size, num_stages=2, GROUPS=groups, **options)
     if bias is None:
         return result
     bias = lowering.lowerings[aten.view.default](bias, [size[1], *[1] * rank])
     return lowering.lowerings[aten.add.Tensor](result, bias)
+
+
+def _contiguous(node: Any) -> Any:
+    return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(node))
+
+
+def _shape() -> list[Any]:
+    """Sizes of the result of the operation that is being lowered."""
+    sizes = V.graph.current_node.meta["val"].shape
+    return [sympy.sympify(getattr(getattr(one, "node", None), "expr", one)) for one in sizes]
 
 
 def _window(rank: int, *values: Any) -> tuple[bool, dict[str, Any]]:
@@ -389,20 +396,9 @@ def _window(rank: int, *values: Any) -> tuple[bool, dict[str, Any]]:
 def _pooled(
     is_max: bool, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:  # fmt: skip
-    rank = len(kernel)
-    x = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
-    size = [_expression(one) for one in V.graph.current_node.meta["val"].shape]
-    is_even, window = _window(rank, kernel, stride, padding, dilation)
-    made = POOLS[rank, is_even, is_max].generate(
-        input_nodes=(x,), layout=ir.FixedLayout(x.get_device(), x.get_dtype(), size),
-        num_stages=2, num_warps=4, BLOCK=256, **window,
-    )  # fmt: skip
-    assert made is not None
-    return made.output_node()
-
-
-def _expression(size: Any) -> Any:
-    return sympy.sympify(getattr(getattr(size, "node", None), "expr", size))
+    is_even, window = _window(len(kernel), kernel, stride, padding, dilation)
+    template = POOLS[len(kernel), is_even, is_max]
+    return _generated(template, [_contiguous(x)], _shape(), num_stages=2, BLOCK=256, **window)
 
 
 def _of_floats(ours: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:

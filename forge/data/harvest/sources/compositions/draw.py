@@ -199,15 +199,12 @@ class Compositions:
         return f"compositions@{self.seed}"
 
     def facts(self) -> dict[str, Any]:
-        """Seed and number."""
         return {"source": "compositions", "num": self.num, "seed": self.seed}
 
     def units(self) -> Sequence[str]:
-        """First numbers of the ranges."""
         return [str(start) for start in range(0, self.num, PART)]
 
     def read(self, unit: str) -> Iterator[Found]:
-        """The compositions of a range."""
         for number in range(int(unit), min(int(unit) + PART, self.num)):
             made = compose(self.seed, number)
             yield Found(

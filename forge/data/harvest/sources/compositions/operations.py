@@ -570,7 +570,7 @@ def reduce(
         w.ops.append(name)
         is_given = len(at) == 1 and w.rng.random() < 0.5  # by the constructor
         dim = ("dim=%dim" if is_given else f"dim={shown}") + (", keepdim=True" if keeps else "")
-        one = one.formed("$dim", dim, dim=at[0])
+        one = one.formed("$dim", dim, dim=min(at))
         found = w.apply(one, x, {"amax": "peak", "amin": "low"}.get(name, name))
     least = math.prod(x.dims[i].least for i in at)
     mean, std = {

@@ -28,20 +28,14 @@ class TorchSamples:
     name = "torch-samples"
 
     def facts(self) -> dict[str, Any]:
-        """The version of torch."""
         return {"source": self.name, "torch": version("torch")}
 
     def units(self) -> Sequence[str]:
-        """The shares."""
         return [str(part) for part in range(NUM_PARTS)]
 
     def read(self, unit: str) -> Iterator[Found | Rejected]:
-        """The samples of a share of the operations, from a child process.
-
-        Raises:
-            ConfigError: this torch has no samples.
-            MachineError: the child did not end.
-        """
+        """The samples of a share of the operations, from a child process. Raises ConfigError for a
+        torch without samples, MachineError if the child does not end."""
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-m", CHILD, unit, str(NUM_PARTS)],
