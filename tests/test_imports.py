@@ -32,11 +32,13 @@ ROOMS: dict[str, set[str]] = {
     "data": {"config.schema", "data.families", "data.sources"},
     "data.families": set(),
     "data.harvest": {
-        "config.schema", "data", "data.build", "data.harvest.sources",
-        "data.harvest.sources.compositions", "data.harvest.sources.samples", "data.prompts",
+        "config.schema", "data", "data.build", "data.harvest.sources", "data.prompts",
         "data.sources",
     },
-    "data.harvest.sources": {"data", "data.harvest", "data.pairs", "data.sources"},
+    "data.harvest.sources": {
+        "data", "data.harvest", "data.harvest.sources.compositions",
+        "data.harvest.sources.samples", "data.pairs", "data.sources",
+    },
     "data.harvest.sources.compositions": {"data.harvest"},
     "data.harvest.sources.samples": {"data.harvest", "process"},
     "data.inductor": {"data.harvest"},
@@ -166,7 +168,8 @@ ROOMS: dict[str, set[str]] = {
 PARTS = {
     "config", "config.schema", "process",
     "process.server", "cluster",
-    "data", "data.pairs", "data.prompts", "data.build", "data.harvest", "data.sources", "rollout",
+    "data", "data.pairs", "data.prompts", "data.build", "data.harvest",
+    "data.harvest.sources", "data.sources", "rollout",
     "rollout.rewards",
     "serve", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.report", "exits", "origin", "tools",

@@ -29,6 +29,7 @@ from forge.commands.data_folder import OutputFolder, common_facts
 from forge.data.build.choice import Choice, HeldoutProblems
 from forge.data.build.output import (
     HELDOUT,
+    INPUT,
     MANIFEST,
     TRAIN,
     LeftOutRow,
@@ -36,13 +37,13 @@ from forge.data.build.output import (
     counted,
     describe_steps,
     explained,
+    find_row_files,
     hash_file,
     length_facts,
     open_sinks,
     output_row,
     write_whole,
 )
-from forge.data.build.rows import KEY, find_row_files
 from forge.data.build.steps import RowSteps, Step
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.rows import DROPPED, all_rows
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from forge.config.schema.build import DataBuild
-    from forge.data.build.rows import RowFile
+    from forge.data.build.output import RowFile
     from forge.data.prompts.prompt_set import PromptSet
     from forge.evalpool.pool import Pool
 
@@ -144,7 +145,7 @@ class _Task:
         if not choice.kept:
             said = [counted(steps) or "none read", *explained(steps)[:MAX_EXPLAINED]]
             raise ConfigError(
-                f"{KEY}: {self.build.input.path}: no row is left; {'; '.join(said)} "
+                f"{INPUT}: {self.build.input.path}: no row is left; {'; '.join(said)} "
                 f"({out.dir / DROPPED})"
             )
         written = self._write(texts, choice, verdicts)
@@ -163,7 +164,7 @@ class _Task:
                 gzip.open(texts, "wt", 1, encoding="utf-8", newline="\n") as file,
             ):
                 for source in self.files:
-                    for place, row in enumerate(all_rows(source.path, key=KEY), start=1):
+                    for place, row in enumerate(all_rows(source.path, key=INPUT), start=1):
                         num_rows += 1
                         found = steps(row, number=num_rows, origin=f"{source.name}:{place}")
                         if isinstance(found, LeftOutRow):
@@ -180,7 +181,7 @@ class _Task:
         if source.strict and found.step == Step.READ:
             root = source.path if source.path.is_dir() else source.path.parent
             said = f"{found.reason}: {found.detail}" if found.detail else found.reason
-            raise ConfigError(f'{KEY}: {root / found.origin} ("{source.format}"): {said}')
+            raise ConfigError(f'{INPUT}: {root / found.origin} ("{source.format}"): {said}')
 
     async def _judge_all(
         self, rows: Iterator[tuple[int, dict[str, Any]]], total: int, log: ResultLog

@@ -58,10 +58,10 @@ from forge.data.harvest.harvested import (
     problem_row,
     write_card,
 )
-from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found, Rejected
 from forge.data.harvest.sieve import HELDOUT_SIMILARITY, Sieve
 from forge.data.harvest.sizes import SizeGroup, replaced, size_groups
+from forge.data.harvest.sources import open_sources
 from forge.data.mistakes import broken
 from forge.data.pairs.rows import DROPPED
 from forge.errors import ConfigError, MachineError

@@ -160,6 +160,17 @@ def binds(tree: ast.Module, name: str) -> bool:
     return name in bound and ("*" in bound or all(_reads(value) <= bound for value in values))
 
 
+def jitted(tree: ast.Module) -> list[ast.FunctionDef]:
+    """The kernels of a module: functions below `@jit`, `@triton.jit` or `@triton.jit(...)`."""
+
+    def is_jit(node: ast.expr) -> bool:
+        made = node.func if isinstance(node, ast.Call) else node
+        return "jit" in (getattr(made, "attr", ""), getattr(made, "id", ""))
+
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return [node for node in nodes if any(map(is_jit, node.decorator_list))]
+
+
 def _top_level(tree: ast.Module) -> Iterator[ast.AST]:
     """Every node outside of functions and classes."""
     pending: list[ast.AST] = [tree]

@@ -9,7 +9,7 @@ Only the template writes special tokens, whatever a message contains: `<|im_end|
 judge's feedback or a candidate's code is tokenised as ordinary letters. This does not cover the
 tags of thinking in answers, nor added tokens that are not special: these are recognised everywhere.
 
-`tokenizer_files` reads the model directory, `pieces` encodes; `server_chat` has texts in place of
+`template` reads the model directory, `pieces` encodes; `server_chat` has texts in place of
 tokens.
 """
 
@@ -28,15 +28,23 @@ from forge.data.answer_form import (
     FIELDS,
     QUESTION,
     AnswerForm,
+    ToolForm,
     continued,
     find_form,
+    find_tool_form,
     parts_of,
 )
 from forge.data.answers import THINKING
 from forge.data.pieces import PieceEncoder
-from forge.data.template import Template, find_template, read_object, within_trial
-from forge.data.tokenizer_files import load_tokenizer, special_names, stop_ids
-from forge.data.tool_form import ToolForm, find_tool_form
+from forge.data.template import (
+    Template,
+    find_template,
+    load_tokenizer,
+    read_object,
+    special_names,
+    stop_ids,
+    within_trial,
+)
 from forge.errors import ConfigError
 from forge.records import Message, Prompt
 

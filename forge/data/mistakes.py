@@ -10,10 +10,10 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from forge.data.answers import parse
+from forge.data.answers import jitted, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from random import Random
 
 OTHERS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*"}
@@ -70,10 +70,9 @@ def misspelt_name(code: str, rng: Random) -> str | None:
 
 def undefined_name(code: str, rng: Random) -> str | None:
     """A kernel reads a name that nothing defines."""
-    kernels = _kernels(code)
     places = [
         node
-        for kernel in kernels
+        for kernel in _kernels(code)
         for node in ast.walk(kernel)
         if isinstance(node, ast.Name)
         and isinstance(node.ctx, ast.Load)
@@ -82,9 +81,8 @@ def undefined_name(code: str, rng: Random) -> str | None:
     ]
     if not places:
         return None
-    node = rng.choice(places)
-    start, end = _start(code, node), _end(code, node)
-    return f"{code[:start]}{node.id}_{code[end:]}"
+    end = _end(code, rng.choice(places))
+    return f"{code[:end]}_{code[end:]}"
 
 
 def syntax_error(code: str, rng: Random) -> str | None:
@@ -109,13 +107,7 @@ MISTAKES = {
 
 def _kernels(code: str) -> Sequence[ast.FunctionDef]:
     tree = parse(code)
-    nodes = ast.walk(tree) if tree is not None else iter(())
-    return [
-        one
-        for one in nodes
-        if isinstance(one, ast.FunctionDef)
-        and any("jit" in ast.unparse(each) for each in one.decorator_list)
-    ]
+    return [] if tree is None else jitted(tree)
 
 
 def _is_address(node: ast.BinOp) -> bool:
@@ -133,13 +125,11 @@ def _start(code: str, node: ast.expr) -> int:
 
 
 def _end(code: str, node: ast.expr) -> int:
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    return _offset(code, node.end_lineno, node.end_col_offset)
+    return _offset(code, node.end_lineno or 0, node.end_col_offset or 0)
 
 
 def _offset(code: str, line: int, column: int) -> int:
     """The place of a line and a column, which counts bytes, in the text."""
-    lines: Iterator[str] = iter(code.split("\n"))
-    before = sum(len(next(lines)) + 1 for _ in range(line - 1))
-    return before + len(next(lines).encode()[:column].decode())
+    lines = code.split("\n")
+    before = sum(len(one) + 1 for one in lines[: line - 1])
+    return before + len(lines[line - 1].encode()[:column].decode())

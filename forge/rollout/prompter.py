@@ -15,9 +15,9 @@ from forge.tools.toolbox import TOOLS, fenced_words, find_call
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from forge.data.answer_form import ToolForm
     from forge.data.chat import ChatTemplate
     from forge.data.prompts.prompt_set import PromptSet
-    from forge.data.tool_form import ToolForm
     from forge.records import Completion, Problem
     from forge.tools.toolbox import Call
 

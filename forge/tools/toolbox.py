@@ -1,6 +1,6 @@
 """The tools of a rollout: what a model may ask for, found in its message, and the answers.
 
-A message asks as the model's own chat template writes calls (`forge.data.tool_form`), or by a
+A message asks as the model's own chat template writes calls (`forge.data.answer_form`), or by a
 fenced block whose word is the tool's name. The first call of a message counts.
 
 `run` and `profile` ask the judges, which treat the candidate as any other: the same refusals,
@@ -26,7 +26,7 @@ from forge.tools.docs import reference, search
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.data.tool_form import ToolForm
+    from forge.data.answer_form import ToolForm
     from forge.records import Verdict
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import LaunchFacts, OutputFacts

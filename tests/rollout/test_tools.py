@@ -8,9 +8,9 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from forge.data.answer_form import ToolForm
 from forge.data.chat import ChatTemplate
 from forge.data.server_chat import PlainChat, code_points
-from forge.data.tool_form import ToolForm
 from forge.records import (
     Completion,
     Finish,

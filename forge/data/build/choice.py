@@ -22,9 +22,9 @@ import numpy as np
 import xxhash
 
 from forge.data.answers import parse
+from forge.data.build.examples import normalise_text
 from forge.data.build.near import Families, SignatureIndex, signature, similarity
 from forge.data.build.output import LeftOutRow
-from forge.data.build.rows import normalise_text
 from forge.data.build.steps import Step
 from forge.data.pairs.rows import SUFFIXES
 from forge.data.sources.loading import read_mixed

@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.data.answers import defines, extract, fenced_blocks
-from forge.data.build.rows import normalise_row, normalise_text
 from forge.data.pairs.conversations import thinking_of, with_thinking
 from forge.data.pairs.files import id_of, messages_pair
 from forge.data.pairs.rows import BadRow, Unfit, code_of, columns_of, kind_of
@@ -38,6 +37,15 @@ WRAPPER = "triton_kernel_wrapper"
 MAX_NAMES = 4
 """Entry points that are tried, the last ones of an answer: each takes a pass over it."""
 _NEW = re.compile(r"^[ \t]*+(?:class[ \t]+|def[ \t]+)?(\w+)New\b", re.MULTILINE)
+
+_INDENT = re.compile(r"^[ \t]*\t[ \t]*", re.MULTILINE)
+_SPACES = re.compile(r"^ +\S", re.MULTILINE)
+TAB = 4
+"""Columns of a tab where only tabs indent."""
+PYTHON_TAB = 8
+"""Columns of a tab beside spaces, as Python counts them: the meaning of the source stays."""
+MAX_DEPTH = 16
+"""Maximum nesting of a row that is normalised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,3 +276,31 @@ def _text(turn: Mapping[str, Any], *names: str) -> str:
     """The first of these fields that is a text and not empty; else the empty text."""
     found = (turn.get(name) for name in names)
     return next((each for each in found if isinstance(each, str) and each.strip()), "")
+
+
+def normalise_text(text: str) -> str:
+    """The text with `\\n` line ends, without byte order mark, indented by spaces."""
+    text = text.removeprefix("\ufeff")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\t" not in text:
+        return text
+    width = PYTHON_TAB if _SPACES.search(text) else TAB
+    return _INDENT.sub(lambda found: found[0].expandtabs(width), text)
+
+
+def normalise_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with every text in it normalised."""
+    return {str(name): _normalise(value, MAX_DEPTH) for name, value in row.items()}
+
+
+def _normalise(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return normalise_text(value)
+    if depth == 0:
+        return value
+    if isinstance(value, Mapping):
+        return {k: _normalise(v, depth - 1) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_normalise(each, depth - 1) for each in value]
+    return value

@@ -1,4 +1,4 @@
-"""The files of a build: rows as JSON lines and Parquet.
+"""The files of a build: those that it reads, and its rows as JSON lines and Parquet.
 
 The same rows have the same bytes: no times, no absolute paths, fixed row groups. Each file is
 written under another name and renamed; the manifest comes last and marks a complete build. Results
@@ -18,15 +18,42 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from forge.data.pairs.rows import hash_rows, row_files
 from forge.errors import MachineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MANIFEST = "manifest.json"
+INPUT = "input.path"
+"""Key of a build's input."""
 TRAIN, HELDOUT = "train", "heldout"
 GROUP_ROWS = 512
 """Rows of a Parquet row group, which is in memory at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFile:
+    """One input file."""
+
+    path: Path
+    name: str
+    """Path below the input, for people and for the manifest."""
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Its entry in the manifest."""
+        return {"name": self.name, "sha256": self.sha256}
+
+
+def find_row_files(path: Path) -> list[RowFile]:
+    """The input files, by path. Raises ConfigError if there is none or one cannot be read."""
+    root = path if path.is_dir() else path.parent
+    found: list[RowFile] = []
+    for file in row_files(path, key=INPUT):
+        name, digest = file.relative_to(root).as_posix(), hash_rows(file, key=INPUT)
+        found.append(RowFile(path=file, name=name, sha256=digest))
+    return found
 
 
 RowSink = Callable[[Mapping[str, Any]], None]

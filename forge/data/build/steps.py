@@ -10,14 +10,13 @@ judge's question.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from forge.data.answers import binds, parse
+from forge.data.answers import binds, jitted, parse
 from forge.data.build.examples import Example, to_example
 from forge.data.build.near import signature
 from forge.data.build.output import LeftOutRow
@@ -196,65 +195,30 @@ def _is_storable(example: Example) -> bool:
     )
 
 
-JIT = "jit"
-MAX_NESTING = 200
-"""Maximum nesting of blocks that is searched for kernels."""
-
-
 def find_fault(tree: ast.Module | None, *, answers_to: str) -> str | None:
     """The first reason against an answer; None for a good one."""
     if tree is None:
         return "no Python"
     if not answers_to or not binds(tree, answers_to):
         return "without the entry point"
-    kernels, compiled = _kernels(tree)
+    kernels = jitted(tree)
     if not kernels:
         return "without a Triton kernel"
-    if not _is_launched(tree, kernels, compiled):
-        return "kernel never launched"
-    return None
+    return None if _is_launched(tree, kernels) else "kernel never launched"
 
 
-def _kernels(tree: ast.Module) -> tuple[set[str], set[int]]:
-    """Names of the kernels, and the ids of their definitions."""
-    names: set[str] = set()
-    nodes: set[int] = set()
-    for node in _blocks(tree):
-        if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list)):
-            names.add(node.name)
-            nodes.add(id(node))
-    return names, nodes
-
-
-def _blocks(tree: ast.AST, depth: int = MAX_NESTING) -> Iterator[ast.stmt]:
-    """Statements, and those inside of them; expressions hold no definitions."""
-    for name in ("body", "orelse", "finalbody"):
-        for node in getattr(tree, name, ()):
-            if isinstance(node, ast.stmt):
-                yield node
-                if depth:
-                    yield from _blocks(node, depth - 1)
-
-
-def _is_jit(node: ast.expr) -> bool:
-    """`@jit`, `@triton.jit`, `@triton.jit(...)`."""
-    if isinstance(node, ast.Call):
-        node = node.func
-    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-    return name == JIT
-
-
-def _is_launched(tree: ast.Module, kernels: set[str], compiled: set[int]) -> bool:
+def _is_launched(tree: ast.Module, kernels: Sequence[ast.FunctionDef]) -> bool:
     """True if a kernel's name is used outside of kernels: `kernel[grid]`, `kernel.run`, or as an
     argument."""
+    names = {one.name for one in kernels}
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
-        if id(node) in compiled:
+        if node in kernels:
             continue
-        if isinstance(node, ast.Name) and node.id in kernels and isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
             return True
-        if isinstance(node, ast.Attribute) and node.attr in kernels:
+        if isinstance(node, ast.Attribute) and node.attr in names:
             return True
         stack.extend(ast.iter_child_nodes(node))
     return False

@@ -152,18 +152,11 @@ def _samples(kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _sample_verdicts() -> Iterator[dict[str, Any]]:
-    for status in filter(lambda status: status.is_scored, Status):
-        yield {
-            "status": str(status), "reason": "ok", "report": _REPORT, "speedup": None,
-        }  # fmt: skip
-    for reason in _NO_ANSWER:
-        yield {
-            "status": str(Status.REJECTED), "reason": reason, "report": _REPORT, "speedup": None,
-        }  # fmt: skip
-    for speedup in (0.5, 2.0):
-        yield {
-            "status": str(Status.CORRECT), "reason": "ok", "report": _REPORT, "speedup": speedup,
-        }  # fmt: skip
+    scored = [(str(status), "ok", None) for status in Status if status.is_scored]
+    absent = [(str(Status.REJECTED), reason, None) for reason in _NO_ANSWER]
+    timed = [(str(Status.CORRECT), "ok", speedup) for speedup in (0.5, 2.0)]
+    for status, reason, speedup in (*scored, *absent, *timed):
+        yield {"status": status, "reason": reason, "report": _REPORT, "speedup": speedup}
 
 
 def _line_of(traceback: TracebackType | None, name: str) -> int:

@@ -9,9 +9,8 @@ import pytest
 
 from forge.data.harvest.closure import Closure, Library
 from forge.data.harvest.guesses import configuration
-from forge.data.harvest.opening import open_sources
 from forge.data.harvest.records import Found
-from forge.data.harvest.sources import modules
+from forge.data.harvest.sources import modules, open_sources
 from forge.data.harvest.sources.modules import ModuleTree, open_package
 from forge.errors import ConfigError
 

@@ -310,11 +310,9 @@ def pointwise(w: ModuleWriter, x: Value, name: str) -> Value:
     """An activation or another function of each element."""
     activations = section("activations")
     one = activations.get(name) or section("elementwise")[name]
-    w.ops.append(name)
     hint = w.rng.choice((name, "act", "activation")) if name in activations else name
-    found = w.apply(one, x, hint)
     mean, std, is_positive = _moments(x, one.effect)
-    return replace(found, mean=mean, std=std, is_positive=is_positive, flat=Facts())
+    return w.step(name, one, x, hint, mean=mean, std=std, is_positive=is_positive, flat=Facts())
 
 
 def _moments(x: Value, effect: str) -> tuple[float, float, bool]:
@@ -344,38 +342,38 @@ def _moments(x: Value, effect: str) -> tuple[float, float, bool]:
 
 def scale(w: ModuleWriter, x: Value) -> Value:
     """A product with a number, or a quotient."""
-    w.ops.append("scale")
     factor = w.rng.choice((2.0, 1.5, 3.0) if x.std < 0.4 else (0.5, 0.7, 1.5))
     factor = factor * 10 if x.std < 0.05 else factor
     name = w.rng.choice(("scale", "scale_factor", "multiplier", "gain", "divisor", "temperature"))
     value = round(1 / factor, 2) if name in ("divisor", "temperature") else factor
     one = replace(section("arithmetic")[name], constants={name: (value,)})
-    return replace(w.apply(one, x, "scaled"), mean=x.mean * factor, std=x.std * factor)
+    return w.step("scale", one, x, "scaled", mean=x.mean * factor, std=x.std * factor)
 
 
 def shift(w: ModuleWriter, x: Value) -> Value:
     """A sum with a number, or a difference."""
-    w.ops.append("shift")
     by = w.rng.choice((0.5, 1.0, 0.1, 2.0, 0.25))
     name = w.rng.choice(("shift", "offset", "add_value", "subtract_value", "margin"))
     one = replace(section("arithmetic")[name], constants={name: (by,)})
     is_less = name in ("subtract_value", "margin")
-    mean = x.mean - by if is_less else x.mean + by
-    return replace(w.apply(one, x, "shifted"), mean=mean, is_positive=x.is_positive and not is_less)
+    mean, is_positive = x.mean - by if is_less else x.mean + by, x.is_positive and not is_less
+    return w.step("shift", one, x, "shifted", mean=mean, is_positive=is_positive)
 
 
 def clamp(w: ModuleWriter, x: Value) -> Value:
     """A clamp inside of the values' spread, so that it does something."""
-    w.ops.append("clamp")
     low = _rounded(x.mean - w.rng.choice((0.5, 1.0)) * x.std)
     high = _rounded(x.mean + w.rng.choice((0.7, 1.2)) * x.std)
     high = high if high > low else low + max(0.1, _rounded(x.std))
     kind = w.rng.choice(("both", "both", "below", "above"))
-    lows, highs = ("min_value", "clamp_min", "low", "min_val", "lower"), ("max_value", "clamp_max", "high", "max_val", "upper")  # noqa: E501  # fmt: skip
+    lows = ("min_value", "clamp_min", "low", "min_val", "lower")
+    highs = ("max_value", "clamp_max", "high", "max_val", "upper")
     constants = dict.fromkeys(lows, (low,)) | dict.fromkeys(highs, (high,))
-    found = w.apply(replace(section("arithmetic")[kind], constants=constants), x, "clamped")
+    one = replace(section("arithmetic")[kind], constants=constants)
     is_positive = x.is_positive or (low >= 0 and kind != "above")
-    return replace(found, std=0.6 * x.std, flat=Facts(), is_positive=is_positive)
+    return w.step(
+        "clamp", one, x, "clamped", std=0.6 * x.std, flat=Facts(), is_positive=is_positive
+    )
 
 
 def _rounded(number: float) -> float:
@@ -387,50 +385,49 @@ def extreme(w: ModuleWriter, x: Value) -> Value:
     """The larger or smaller of the value and a number."""
     bound = _rounded(x.mean + w.rng.choice((-0.3, 0.2)) * x.std)
     name = w.rng.choice(("minimum", "maximum"))
-    w.ops.append(name)
     constants = dict.fromkeys(("bound", "cap", "floor", "limit"), (bound,))
-    found = w.apply(replace(section("arithmetic")[name], constants=constants), x, name[:3])
-    return replace(found, std=0.6 * x.std, flat=Facts())
+    one = replace(section("arithmetic")[name], constants=constants)
+    return w.step(name, one, x, name[:3], std=0.6 * x.std, flat=Facts())
 
 
 def parameter(w: ModuleWriter, x: Value) -> Value:
     """Arithmetic with a learned vector, one number a channel."""
     name = w.rng.choice(("add", "add", "add", "mul", "mul", "sub", "div", "affine", "max"))
-    w.ops.append(f"{name}_parameter")
     sizes = ", ".join(["$C", *["1"] * (x.rank - 1 - x.channel)])
     if x.is_channels_first and w.rng.random() < 0.3:
         sizes = f"1, {sizes}"
-    one = section("parameters")[name]
-    one = one.formed("§", f"[{sizes}]")
-    found = w.apply(one, x, "biased" if name == "add" else "", C=x.dims[x.channel])
-    return replace(found, std=1.3 * x.std, flat=Facts(), is_positive=False)
+    one, hint = section("parameters")[name].formed("§", f"[{sizes}]"), "biased" * (name == "add")
+    given = {"C": x.dims[x.channel]}
+    return w.step(
+        f"{name}_parameter", one, x, hint, given, std=1.3 * x.std, flat=Facts(), is_positive=False
+    )
 
 
 def residual(w: ModuleWriter, x: Value, first: Value | None) -> Value:
     """A sum or product with the input of the chain, with another input, or with itself."""
     hint = w.rng.choice(("summed", "res", "gated", "combined"))
+    gates = section("gates")
     if first is not None and first.dims == x.dims and w.rng.random() < 0.7:
-        other = first
-        w.ops.append("residual")
+        other, name = first, "residual"
     elif all(dim.text and dim.text != "1" for dim in x.dims) and w.rng.random() < 0.6:
         names = ("residual", "y", "other", "skip", "z", "addend")
-        other = w.input(x.dims, name=w.rng.choice(names))
-        w.ops.append("other_input")
+        other, name = w.input(x.dims, name=w.rng.choice(names)), "other_input"
     else:
-        w.ops.append("self_gate")
-        found = w.apply(section("gates")["self"], x, hint)
-        return replace(found, flat=Facts(), is_positive=False)
-    found = w.apply(section("gates")["other"], x, hint, y=other)
-    return replace(found, std=1.2 * x.std, flat=Facts(), is_positive=False)
+        return w.step("self_gate", gates["self"], x, hint, flat=Facts(), is_positive=False)
+    return w.step(
+        name, gates["other"], x, hint, {"y": other},
+        std=1.2 * x.std, flat=Facts(), is_positive=False,
+    )  # fmt: skip
 
 
 def gated_halves(w: ModuleWriter, x: Value) -> Value:
     """A gate of one half of the features by the other."""
-    w.ops.append("gated_halves")
-    found = w.apply(section("gates")["halves"], x, "gated", at=str(x.channel))
     half = Dim("", x.dims[x.channel].size // 2, x.dims[x.channel].least // 2)
-    dims = (*x.dims[: x.channel], half, *x.dims[x.channel + 1 :])
-    return replace(found, dims=dims, std=0.5 * x.std, flat=Facts(), is_positive=False)
+    return w.step(
+        "gated_halves", section("gates")["halves"], x, "gated", {"at": str(x.channel)},
+        dims=(*x.dims[: x.channel], half, *x.dims[x.channel + 1 :]),
+        std=0.5 * x.std, flat=Facts(), is_positive=False,
+    )  # fmt: skip
 
 
 # norms
@@ -443,18 +440,19 @@ def norm(w: ModuleWriter, x: Value) -> Value:
     flat = norms(x)
     layers = [3 if name in LAYERS else 1 for name in sorted(flat)]
     name = w.rng.choices(sorted(flat), weights=layers)[0]
-    w.ops.append(name)
     dim, one = x.dims[x.channel], section("norms")[name]
     if not dim.text:
         one = replace(one, forms=tuple(form for form in one.forms if "$C" not in form))
     nd = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}.get(x.rank, "")
     hint = w.rng.choice(("norm", "normed", "normalized", name))
-    found = w.apply(one, x, hint, C=dim, at=str(x.channel), nd=nd)
+    given: dict[str, Given] = {"C": dim, "at": str(x.channel), "nd": nd}
     is_signed = name not in ("lrn", "l1_normalize", "l2_normalize", "rms_norm", "max_normalize")
     std = {"lrn": x.std * 0.8, "l2_normalize": 0.2, "l1_normalize": 0.05}.get(name, 1.0)
     mean = 0.0 if is_signed else min(x.mean, 0.5)
     is_positive = x.is_positive and not is_signed
-    return replace(found, mean=mean, std=std, flat=flat[name], is_positive=is_positive)
+    return w.step(
+        name, one, x, hint, given, mean=mean, std=std, flat=flat[name], is_positive=is_positive
+    )
 
 
 def norms(x: Value) -> dict[str, Facts]:
@@ -516,15 +514,13 @@ def pool(w: ModuleWriter, x: Value) -> Value:
 def reshape_sides(w: ModuleWriter, x: Value) -> Value:
     """Padding, upsampling or flattening of an image."""
     name = w.rng.choice(("pad", "upsample", "flatten"))
-    w.ops.append(name)
-    both = ", ".join(["1", "1"] * len(x.sides))
-    found = w.apply(section("layout")[name], x, name, both=both)
+    given = {"both": ", ".join(["1", "1"] * len(x.sides))}
+    found = w.step(name, section("layout")[name], x, name, given, flat=Facts())
     if name == "flatten":
-        size, least = (math.prod(d.size for d in x.dims[1:]), math.prod(d.least for d in x.dims[1:]))  # noqa: E501  # fmt: skip
-        dims = (x.dims[0], Dim("", size, least))
-        return replace(found, dims=dims, is_channels_first=False, flat=Facts())
+        size, least = (math.prod(getattr(d, n) for d in x.dims[1:]) for n in ("size", "least"))
+        return replace(found, dims=(x.dims[0], Dim("", size, least)), is_channels_first=False)
     grown = [x.dims[i].times(1, 2) if name == "pad" else x.dims[i].times(2) for i in x.sides]
-    return replace(found, dims=(*x.dims[:2], *grown), flat=Facts())
+    return replace(found, dims=(*x.dims[:2], *grown))
 
 
 # reductions and softmax
@@ -535,12 +531,11 @@ def softmax(w: ModuleWriter, x: Value) -> Value:
     at = x.channel if w.rng.random() < 0.7 else w.rng.choice(tuple(range(1, x.rank)))
     at = at if x.dims[at].least >= 3 else x.channel
     name = w.rng.choice(("softmax", "softmax", "log_softmax", "softmin"))
-    w.ops.append(name)
     shown = w.rng.choice((at, -1)) if at == x.rank - 1 else at
     hint = "probs" if name == "softmax" else "scores"
-    found = w.apply(section("softmaxes")[name], x, hint, at=str(shown))
+    found = w.step(name, section("softmaxes")[name], x, hint, {"at": str(shown)}, flat=Facts())
     if name == "log_softmax":
-        return replace(found, mean=-2.0, is_positive=False, flat=Facts())
+        return replace(found, mean=-2.0, is_positive=False)
     least = x.dims[at].least
     return replace(found, mean=1 / least, std=x.std / least, is_positive=True, flat=Facts({at}))
 
@@ -602,10 +597,11 @@ def running(w: ModuleWriter, x: Value) -> Value:
     last = x.dims[-1]
     names = [name for name in section("running") if name != "diff" or last.least >= 4]
     name = w.rng.choice(names)
-    w.ops.append(name)
-    found = w.apply(section("running")[name], x, name)
     dims = (*x.dims[:-1], last.times(1, -1)) if name == "diff" else x.dims
-    return replace(found, dims=dims, flat=Facts(), is_positive=False, std=1.5 * x.std)
+    return w.step(
+        name, section("running")[name], x, name,
+        dims=dims, flat=Facts(), is_positive=False, std=1.5 * x.std,
+    )  # fmt: skip
 
 
 # which

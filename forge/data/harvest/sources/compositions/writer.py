@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import textwrap
 import tomllib
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -359,6 +360,14 @@ class ModuleWriter:
             return replace(value, layers=(*value.layers, layer))
         return self.let(value, self.write(one, hint, x=value, **given), hint)
 
+    def step(
+        self, name: str, one: Operation, x: Value, hint: str = "",
+        given: Mapping[str, Given] | None = None, **facts: Any,
+    ) -> Value:  # fmt: skip
+        """An operation of the composition on one value, with the facts that it changes."""
+        self.ops.append(name)
+        return replace(self.apply(one, x, hint, **(given or {})), **facts)
+
     def let(self, like: Value, text: str, hint: str = "") -> Value:
         """A value with the facts of another and a new text."""
         is_atom = _is_atom(text)
@@ -682,18 +691,8 @@ def _indented(depth: int, lines: Iterable[str]) -> list[str]:
 
 def _sections(opening: str, **sections: Sequence[str]) -> list[str]:
     """A docstring of several lines."""
-    lines = _wrapped(opening) if opening else []
+    lines = textwrap.wrap(opening, 85, break_long_words=False, break_on_hyphens=False)
     for name, listed in sections.items():
         if listed:
             lines += [*([""] if lines else []), f"{name}:", *_indented(1, listed)]
     return ['"""', *lines, '"""']
-
-
-def _wrapped(text: str) -> list[str]:
-    lines, line = [], ""
-    for word in text.split():
-        if len(line) + len(word) > 84:
-            lines.append(line)
-            line = ""
-        line += (" " if line else "") + word
-    return [*lines, line]
