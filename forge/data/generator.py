@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from forge.config.schema.problems import MAX_CHAIN
 from forge.data.families import FAMILIES
-from forge.data.families.half import Dtype, in_dtype
 from forge.data.families.ops import OPS, Chain, chains
-from forge.data.families.sizes import Scale, Sizes, grown, scale_of
+from forge.data.families.sizes import Dtype, Scale, Sizes, grown, in_dtype, scale_of
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 

@@ -22,7 +22,7 @@ from forge.config.load import load_build
 from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
 from forge.data.build.output import ResultLog
-from forge.data.pairs.files import read_pairs
+from forge.data.pairs.conversations import read_pairs
 from forge.errors import ConfigError, MachineError
 from forge.records import Pair, Problem, Split, Status, Verdict
 from forge.runner.prepare.prepare import without_heldout

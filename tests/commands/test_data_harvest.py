@@ -18,7 +18,7 @@ from forge.commands import data_harvest
 from forge.commands.data_harvest import HarvestRequest, harvest, lasting
 from forge.config.schema import ProblemsTable, PromptTable
 from forge.data.build.output import MANIFEST, ResultLog
-from forge.data.pairs.files import read_pairs
+from forge.data.pairs.conversations import read_pairs
 from forge.data.problems import load_problems
 from forge.data.prompts.prompt_set import make_prompts
 from forge.errors import ConfigError, MachineError

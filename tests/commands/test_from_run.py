@@ -10,7 +10,7 @@ import pytest
 
 from forge.cli import run_command
 from forge.commands.rows_from_run import write_rows
-from forge.data.pairs.files import read_pairs
+from forge.data.pairs.conversations import read_pairs
 from forge.errors import ConfigError
 from forge.records import Finish, Purpose, Split, Status
 from forge.runner.prepare.own_answers import AnswerFilter

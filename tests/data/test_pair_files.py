@@ -10,7 +10,7 @@ import pytest
 
 from forge.config.schema import PromptTable
 from forge.data.answers import extract
-from forge.data.pairs.files import read_pairs
+from forge.data.pairs.conversations import read_pairs
 from forge.data.pairs.rows import BadRow
 from forge.data.prompts.prompt_set import DeviceFacts, Exchange, PromptFacts, make_prompts
 from forge.errors import ConfigError
@@ -34,7 +34,7 @@ def test_a_row_that_is_left_out_is_counted_with_its_place(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = {"messages": [{"role": "user", "content": "?"}]}
-    with caplog.at_level(logging.INFO, logger="forge.data.pairs.files"):
+    with caplog.at_level(logging.INFO, logger="forge.data.pairs.conversations"):
         pairs = read(tmp_path / "rows.json", [said("a"), asked, said("a")])
     assert len(pairs) == 1
     assert "1 last message is no answer (first: rows.json, row 2)" in caplog.text

@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.data.answers import defines, extract, fenced_blocks
-from forge.data.pairs.conversations import thinking_of, with_thinking
-from forge.data.pairs.files import id_of, messages_pair
+from forge.data.pairs.conversations import id_of, messages_pair, thinking_of, with_thinking
 from forge.data.pairs.rows import BadRow, Unfit, code_of, columns_of, kind_of
 from forge.records import Message, Pair, Problem, Reason, Split, Status, Timing, Verdict
 

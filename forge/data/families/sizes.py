@@ -1,13 +1,17 @@
-"""Sizes of a generated problem's tensors: for the interpreter, or for timing on a GPU.
+"""Sizes of a generated problem's tensors, for the interpreter or for timing on a GPU, and their
+types.
 
-Called by the families. At GPU scale the fused kernel moves at least 112 MB or computes 8 GFLOP: 20
-us on an H200 and 100 us on a workstation's card. So launches and the clock's resolution hardly
-count, and the traffic is twice an H200's L2 cache. No tensor is larger than 144 MB, so that a judge
-can keep the draws of all problems in play.
+In half precision a problem and its answer are the same source as in fp32 with another element type:
+a problem makes tensors of the type; an answer computes in fp32 and rounds once, where it stores; a
+matrix product takes its operands as they are and sums in fp32. At GPU scale the fused kernel moves
+at least 112 MB or computes 8 GFLOP: 20 us on an H200 and 100 us on a workstation's card. So
+launches and the clock's resolution hardly count, and the traffic is twice an H200's L2 cache. No
+tensor is larger than 144 MB, so that a judge can keep the draws of all problems in play.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from random import Random
@@ -84,3 +88,36 @@ def _large_rows(rng: Random, *, num_elements: int) -> Sizes:
 def grown(sizes: Sizes, outer: str) -> Sizes:
     """Sizes with one of them doubled."""
     return {**sizes, outer: 2 * sizes[outer]}
+
+
+class Dtype(StrEnum):
+    """Element type of a problem's tensors; the values of `problems.dtypes`."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    @property
+    def torch_name(self) -> str:
+        """`torch.bfloat16`."""
+        return {"fp32": "torch.float32", "fp16": "torch.float16", "bf16": "torch.bfloat16"}[self]
+
+
+_MADE = re.compile(r"\btorch\.(randn|rand|ones|zeros)\(((?:(?!dtype)[^()])+)\)")
+"""A call that makes a tensor and names no type."""
+_LOADED = re.compile(r"^( +)(\w+) = (tl\.load\(.*\))$", flags=re.MULTILINE)
+_PRODUCT = re.compile(r"\btl\.dot\((\w+)(?:\.to\(\w+\.dtype\))?, (?:tl\.trans\()?(\w+)")
+
+
+def in_dtype(source: str, dtype: Dtype) -> str:
+    """Source of a problem or an answer in another type than fp32."""
+    if dtype is Dtype.FP32:
+        return source
+    operands = {name for pair in _PRODUCT.findall(source) for name in pair}
+
+    def widen(found: re.Match[str]) -> str:
+        indent, name, load = found.groups()
+        return found.group() if name in operands else f"{indent}{name} = {load}.to(tl.float32)"
+
+    source = _MADE.sub(rf"torch.\1(\2, dtype={dtype.torch_name})", source)
+    return _LOADED.sub(widen, source)

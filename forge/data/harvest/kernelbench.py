@@ -1,12 +1,17 @@
 """Marks of KernelBench's problems, by which a harvest keeps them and their likes out of training.
 
 `kernelbench.txt` has a line a problem: its name, the digest of its normal form, that of its
-operations, that of a lone operation's arguments (`structure.py`), and one byte of each place of its
-signature (`build/near.py`). Bytes of different
-programs agree in one of 256 places, so the share of equal ones is the similarity. A small problem
-has many spellings (`F.relu`, `nn.ReLU()`), which its operations alone show to be one. Marks hold
-for the code of forge that made them: the first line is of a program of forge's own, and a test
-compares it.
+operations, that of a lone operation's arguments, and one byte of each place of its signature
+(`build/near.py`). Bytes of different programs agree in one of 256 places, so the share of equal
+ones is the similarity. A small problem has many spellings (`F.relu`, `nn.ReLU()`), which its
+operations alone show to be one. Marks hold for the code of forge that made them: the first line is
+of a program of forge's own, and a test compares it.
+
+Two problems with one operation are the same if the structures of its arguments are: the ranks of
+the inputs, the arguments that are not at their defaults, the dimensions of a reduction counted from
+the front, a product's equation, changes of layout, and other types than float32. Sizes are no part
+of it; of functions of each element, neither ranks nor numbers. What the text does not tell makes it
+unknown.
 
     python -m forge.data.harvest.kernelbench CHECKOUT/KernelBench   writes the file anew
 """
@@ -21,12 +26,12 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from forge.data.answers import parse
 from forge.data.build.near import signature
-from forge.data.harvest.structure import structure_of_call
 from forge.data.sources.normal_form import normal_digest
 
 FILE = Path(__file__).with_name("kernelbench.txt")
@@ -66,6 +71,33 @@ SAME = {
     "expit": "sigmoid", "multiply": "mul", "divide": "div", "subtract": "sub", "amax": "max",
     "amin": "min",
 }  # fmt: skip
+
+ELEMENTWISE = frozenset({
+    "relu", "leakyrelu", "sigmoid", "tanh", "silu", "gelu", "selu", "hardsigmoid", "softplus",
+    "softsign", "elu", "hardtanh", "clamp", "mul", "add", "sub", "div", "pow",
+})  # fmt: skip
+"""Functions of each element that KernelBench has alone."""
+WINDOW = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+USUAL = WINDOW | {
+    "bias": True, "ceil_mode": False, "count_include_pad": True, "return_indices": False,
+    "keepdim": False, "keepdims": False, "affine": True, "elementwise_affine": True, "p": 2,
+    "unbiased": True, "dtype": None, "reduction": "mean", "dim": None, "axis": None, "ord": 2,
+    "weight": None, "label_smoothing": 0.0,
+}  # fmt: skip
+"""Defaults of the arguments that count."""
+CONVOLUTION = ("kernel_size", "stride", "padding", "dilation", "groups", "bias")
+TRANSPOSED = ("kernel_size", "stride", "padding", "output_padding", "groups", "bias", "dilation")
+POSITIONS = {
+    "convtranspose": TRANSPOSED, "conv": CONVOLUTION,
+    "maxpool": ("kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode"),
+    "avgpool": ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad"),
+    "norm": ("p", "dim", "keepdim"), "vectornorm": ("ord", "dim", "keepdim"),
+}  # fmt: skip
+"""Names of the arguments by position, after the tensors or the channels; of others, those of a
+reduction."""
+TURNS = frozenset({"T", "mT", "t", "transpose", "permute", "swapaxes"})
+LAYOUT = TURNS | {"unsqueeze", "squeeze", "view", "reshape", "flatten", "expand", "flip"}
+TYPES = frozenset({"float16", "half", "bfloat16", "double", "float64", "int8", "uint8"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +222,240 @@ def _plain(name: str) -> str:
 
 def _bytes(signed: np.ndarray) -> np.ndarray:
     return (signed & 0xFF).astype(np.uint8)
+
+
+class _UntoldValue(Exception):
+    """The text does not tell."""
+
+
+def structure_of_call(tree: ast.Module, name: str, node: ast.AST) -> str:
+    """The structure of an operation, the only one of a problem; empty if it is unknown."""
+    try:
+        scope = _ProblemText(tree)
+        words = sorted({one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute)})
+        types = [word for word in words if word in TYPES]
+        layout = [word for word in words if word in LAYOUT]
+        if name == "matmul":
+            return f"{name} {_equation(scope, node)} {types}"
+        if name in ELEMENTWISE:
+            return f"{name} {layout} {types}"
+        found = _arguments(scope, name, node) if isinstance(node, ast.Call) else {}
+        return f"{name} {sorted(found.items())} {scope.input_ranks} {layout} {types}"
+    except (_UntoldValue, LookupError, TypeError, RecursionError):
+        return ""
+
+
+def _arguments(scope: _ProblemText, name: str, call: ast.Call) -> dict[str, Any]:
+    """Values of the arguments that are not at their defaults; of a number, that it is not."""
+    layer = ast.unparse(call.func).rpartition(".")[2][:1].isupper()
+    kind = next((kind for kind in POSITIONS if name.startswith(kind)), "")
+    names = POSITIONS.get(kind, ("dim", "keepdim"))
+    is_function = isinstance(call.func, ast.Attribute) and _is_module(call.func.value)
+    given = list(call.args)
+    if any(isinstance(one, ast.Starred) for one in given):
+        raise _UntoldValue
+    if kind.startswith("conv"):
+        if not layer:
+            names = ("bias", *(one for one in names if one not in ("kernel_size", "bias")))
+        given = given[2:]
+    elif is_function and not layer:
+        given = given[1:]
+    values: dict[str, ast.expr] = dict(zip(names, given, strict=False))
+    values |= {one.arg or "": one.value for one in call.keywords}
+    if kind.startswith("conv") and not layer:
+        values.setdefault("bias", ast.Constant(None))
+    found: dict[str, Any] = {}
+    for key, expr in values.items():
+        if key not in USUAL:
+            continue
+        value = scope.is_given(expr) if key in ("bias", "weight") else scope.value(expr)
+        usual: Any = USUAL[key]
+        if key == "stride" and kind.endswith("pool") and "kernel_size" in values:
+            usual = scope.value(values["kernel_size"])
+            value = usual if value is None else value
+        if key in ("dim", "axis"):
+            found["dim"] = scope.dims(value)
+        elif {*value} - {usual} if isinstance(value, tuple) and usual != value else value != usual:
+            found[key] = True if key in WINDOW else value
+    return found
+
+
+def _is_module(node: ast.expr) -> bool:
+    root = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return isinstance(root, ast.Name) and root.id in ("torch", "F", "nn")
+
+
+def _equation(scope: _ProblemText, node: ast.AST) -> str:
+    """A product as an equation of einsum, its letters in order of appearance."""
+    match node:
+        case ast.BinOp(left=left, right=right):
+            parts = [_axes(scope, left, "ab"), _axes(scope, right, "bc")]
+        case ast.Call(args=[ast.Constant(value=str(text)), *_]):
+            if "..." in text or "->" not in text:
+                raise _UntoldValue
+            left_side, _, out = text.replace(" ", "").partition("->")
+            return _canonical(left_side.split(","), out)
+        case ast.Call(func=ast.Attribute(value=owner), args=[*args]):
+            pair = args if _is_module(owner) else [owner, *args]
+            if len(pair) != 2:
+                raise _UntoldValue
+            parts = [_axes(scope, pair[0], "ab"), _axes(scope, pair[1], "bc")]
+        case _:
+            raise _UntoldValue
+    batch = max(parts[0][:-2], parts[1][:-2], key=len)
+    out = "".join(one for one in "ac" if one in parts[0] + parts[1])
+    return _canonical(parts, batch + out)
+
+
+def _axes(scope: _ProblemText, node: ast.expr, letters: str) -> str:
+    """Letters of a factor: `ab` or `bc`, turned if it is, after those of the batch."""
+    is_turned = False
+    match node:
+        case ast.Attribute(value=inner, attr="T" | "mT"):
+            node, is_turned = inner, True
+        case ast.Call(func=ast.Attribute(value=inner, attr="t" | "transpose" | "swapaxes")):
+            node, is_turned = inner, True
+        case _:
+            pass
+    rank = scope.ranks.get(ast.unparse(node))
+    if rank is None:
+        raise _UntoldValue
+    if rank == 1:
+        return "b"
+    return "zyxwv"[: rank - 2][::-1] + (letters[::-1] if is_turned else letters)
+
+
+def _canonical(parts: list[str], out: str) -> str:
+    def text(parts: list[str]) -> str:
+        letters: dict[str, str] = {}
+        for one in "".join(parts) + out:
+            letters.setdefault(one, chr(ord("a") + len(letters)))
+        return ",".join("".join(letters[one] for one in part) for part in [*parts, out])
+
+    return min(text(parts), text(parts[::-1]))
+
+
+class _ProblemText:
+    """Values and ranks that the text of a problem gives."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.ranks: dict[str, int | None] = {}
+        """Ranks of the arguments of `forward` and of parameters, by their text."""
+        self._values: dict[str, Any] = {}
+        functions = {
+            one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)
+        }  # fmt: skip
+        if sum(isinstance(one, ast.ClassDef) for one in tree.body) > 1:
+            raise _UntoldValue
+        self._keep(tree.body)
+        if (made := functions.get("__init__")) is not None:
+            names = [one.arg for one in made.args.args[1:]]
+            usual = made.args.defaults
+            own = dict(zip(names[len(names) - len(usual) :], usual, strict=True))
+            own |= dict(zip(names, _returned(functions["get_init_inputs"]), strict=False))
+            self._values |= {name: self._found(one) for name, one in own.items()}
+            self._keep(made.body)
+        inputs = functions["get_inputs"]
+        local = {
+            one.targets[0].id: one.value for one in reversed(inputs.body)
+            if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)
+        }  # fmt: skip
+        module = {ast.unparse(one.targets[0]): one.value for one in tree.body
+                  if isinstance(one, ast.Assign)}  # fmt: skip
+        local = module | local
+        given = [local.get(ast.unparse(one), one) for one in _returned(inputs)]
+        names = [one.arg for one in functions["forward"].args.args[1:]]
+        body = ast.Module(functions["forward"].body, [])
+        used = {one.id for one in ast.walk(body) if isinstance(one, ast.Name)}
+        own = {name: self._rank(one) for name, one in zip(names, given, strict=False)}
+        self.input_ranks = [rank for name, rank in own.items() if name in used]
+        """Ranks of the inputs that are used."""
+        self.ranks |= own
+
+    def _keep(self, statements: list[ast.stmt]) -> None:
+        for node in statements:
+            match node:
+                case ast.Assign(targets=[target], value=value):
+                    text = ast.unparse(target)
+                    self._values[text] = self._found(value)
+                    if isinstance(value, ast.Call) and ast.unparse(value.func) == "nn.Parameter":
+                        self.ranks[text] = self._rank(value.args[0])
+                case _:
+                    pass
+
+    def _found(self, node: ast.expr) -> Any:
+        try:
+            return self.value(node)
+        except _UntoldValue:
+            return _UntoldValue
+
+    def value(self, node: ast.expr) -> Any:
+        """A number, or numbers. Raises _UntoldValue."""
+        match node:
+            case ast.Name() | ast.Attribute():
+                held = self._values.get(ast.unparse(node), _UntoldValue)
+                if held is _UntoldValue:
+                    raise _UntoldValue
+                return held
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                return tuple(self.value(one) for one in elements)
+            case _:
+                try:
+                    return ast.literal_eval(node)
+                except ValueError:
+                    raise _UntoldValue from None
+
+    def is_given(self, node: ast.expr) -> bool:
+        """True for a tensor, or a flag that is set."""
+        if isinstance(node, ast.Constant):
+            return bool(node.value)
+        text = ast.unparse(node)
+        return True if text in self.ranks or text.startswith("self.") else bool(self.value(node))
+
+    def dims(self, value: Any) -> Any:
+        """Dimensions counted from the front, in order."""
+        rank = self.input_ranks[0] if self.input_ranks else 0
+        if not rank:
+            raise _UntoldValue
+        if isinstance(value, tuple):
+            return tuple(sorted(one % rank for one in value))
+        return value % rank if isinstance(value, int) else value
+
+    def _rank(self, node: ast.expr) -> int:
+        match node:
+            case ast.Constant():
+                return 0
+            case ast.BinOp(left=inner) | ast.Compare(left=inner):
+                return self._rank(inner)
+            case ast.Call(func=ast.Attribute(attr="rand" | "randn" | "empty"), args=[one]):
+                if isinstance(one, ast.Name | ast.Tuple | ast.Starred):
+                    return self._length(one.value if isinstance(one, ast.Starred) else one)
+                return 1
+            case ast.Call(func=ast.Attribute(attr="rand" | "randn" | "empty"), args=args):
+                starred = [one for one in args if isinstance(one, ast.Starred)]
+                return len(args) - len(starred) + sum(self._length(one.value) for one in starred)
+            case ast.Call(func=ast.Attribute(attr="randint"), args=[*_, size]):
+                return self._length(size)
+            case ast.Call(func=ast.Attribute(value=inner), args=args):
+                return self._rank(args[0] if _is_module(inner) and args else inner)
+            case _:
+                raise _UntoldValue
+
+    def _length(self, node: ast.expr) -> int:
+        if isinstance(node, ast.Tuple):
+            return len(node.elts)
+        held = self.value(node)
+        return len(held) if isinstance(held, tuple) else 1
+
+
+def _returned(function: ast.FunctionDef) -> list[ast.expr]:
+    match function.body[-1]:
+        case ast.Return(value=ast.List(elts=elements)):
+            return elements
+        case _:
+            raise _UntoldValue
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""The conversation of a row, in any of the columns that people have, with its thinking in one tag.
+"""SFT rows from files, and the conversation of a row, in any of the columns that people have, with
+its thinking in one tag.
+
+`read_pairs` is called while a run is prepared, in a thread. A row that is no conversation is an
+error, which names file and row; a row that must not be trained on (a duplicate) is left out,
+counted by its reason, and shown at the run's start. Other formats are read by `forge data build`.
 
 Runs, `forge data build` and `forge data show` read rows through `conversation` and `retag`. A row
 is known by its columns:
@@ -16,13 +21,32 @@ images, weights of messages) is refused by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.data.answers import fenced_blocks
-from forge.data.pairs.rows import BadRow, Unfit, columns_of, kind_of, short, text_of
-from forge.records import Message
+from forge.data.pairs.rows import (
+    KEY,
+    BadRow,
+    LeftOut,
+    Unfit,
+    columns_of,
+    is_unicode,
+    kind_of,
+    row_files,
+    rows_of,
+    short,
+    text_of,
+)
+from forge.errors import ConfigError
+from forge.records import Message, Pair
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.data.prompts.prompt_set import PromptSet
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "model_reasoning", "reasoning_details")
 """Fields with the thinking of an answer."""
@@ -62,6 +86,19 @@ TAGS = (
 """Tags of thinking in public models and data sets."""
 MAX_THOUGHTS = 8
 """Most pairs of tags at the start of an answer: each takes a pass over it."""
+
+logger = logging.getLogger(__name__)
+LEFT_OUT = "`forge data build` leaves such rows out, and lists them"
+MADE = (
+    ({"python_code"}, "`forge data harvest rows:PATH` makes answers and conversations of problems"),
+    *(
+        (columns, f'`forge data build` with input.format = "{name}" makes conversations of them')
+        for name, columns in (
+            ("trinity", {"pytorch_code", "triton_code"}), ("traces", {"pytorch_code", "turns"}),
+        )
+    ),
+)  # fmt: skip
+"""Columns of rows that are no conversations yet, and the command that makes some of them."""
 
 
 class BadThinking(Unfit):
@@ -308,3 +345,64 @@ def _thinking(found: Any, name: str) -> str:
         key = "text" if isinstance(part, str) or part.get("text") is not None else "thinking"
         texts.append(part if isinstance(part, str) else text_of(part, key))
     return "\n".join(texts)
+
+
+def _maker(row: Mapping[str, Any]) -> str | None:
+    """The command that makes conversations of rows with these columns."""
+    if "messages" in row:
+        return None
+    return next((command for columns, command in MADE if columns <= row.keys()), None)
+
+
+def id_of(row: Mapping[str, Any], name: str, number: int) -> str:
+    """The value of a column, or else the row's number."""
+    found = row.get(name)
+    return str(number if found is None else found)
+
+
+def messages_pair(row: Mapping[str, Any], *, number: int, prompts: PromptSet) -> Pair:
+    """A row with a conversation. Its id is `id`, or the row's number."""
+    if maker := _maker(row):
+        raise BadRow(f"found columns {columns_of(row)}, which are no conversation; {maker}")
+    messages = conversation(row, tag=prompts.thinking)
+    num_turns = sum(message.role == "assistant" for message in messages)
+    return Pair(problem_id=id_of(row, "id", number), messages=messages, num_turns=num_turns)
+
+
+def read_pairs(
+    path: Path, *, prompts: PromptSet, key: str = KEY, say: Callable[[str], None] = logger.info
+) -> list[Pair]:
+    """The conversations of a file or directory in the order of the files, without duplicates, with
+    the run's tag of thinking. Questions in the run's own templates state the facts of the run;
+    others keep their messages. `say` gets the number of rows, and what was left out and why. Raises
+    ConfigError, which names `key`; MachineError without pyarrow."""
+    pairs: dict[tuple[Message, ...], Pair] = {}
+    left_out, bare = LeftOut(), LeftOut()
+    num_restated = 0
+    for file in row_files(path, key=key):
+        for number, row in enumerate(rows_of(file, key=key), start=1):
+            place = f"{file.name}, row {number}"
+            try:
+                pair = messages_pair(row, number=number, prompts=prompts)
+                retagged = retag(pair.messages, tag=prompts.thinking)
+                messages = prompts.restated(retagged)
+                num_restated += messages != retagged
+                if not all(is_unicode(one.content) for one in messages):
+                    raise Unfit("text that is no Unicode")
+            except Unfit as reason:
+                left_out.add(str(reason), place)
+                continue
+            except BadRow as err:
+                advice = "" if _maker(row) else f"; {LEFT_OUT}"
+                raise ConfigError(f"{key}: {file}, row {number}: {err}{advice}") from None
+            if not prompts.thinking and retagged != pair.messages:
+                bare.add("trained without their thinking, as prompt.thinking is empty", place)
+            if messages in pairs:
+                left_out.add("the same again", place)
+            pairs.setdefault(messages, replace(pair, messages=messages))
+    if not pairs:
+        raise ConfigError(f"{key}: {path}: no row to train on; left out: {left_out}")
+    said = f"; {bare}" if bare.counts else ""
+    said += f"; {num_restated} with this run's prompts" if num_restated else ""
+    say(f"{len(pairs)} rows from {path}; left out: {left_out}{said}")
+    return list(pairs.values())

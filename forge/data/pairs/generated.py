@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.data.families.half import Dtype
 from forge.data.families.ops import OPS, Chain
+from forge.data.families.sizes import Dtype
 from forge.data.generator import Composition, Style, answer, answer_to, static_sizes
 from forge.data.mistakes import broken
 from forge.data.prompts.prompt_set import Exchange

@@ -90,7 +90,7 @@ def _read_file(
     experiment: Experiment, index: int, problems: Sequence[Problem], *, prompts: PromptSet,
     say: Callable[[str], None],
 ) -> list[Pair]:  # fmt: skip
-    from forge.data.pairs.files import read_pairs
+    from forge.data.pairs.conversations import read_pairs
 
     path, key = experiment.data.parts()[index].path, f"{experiment.data.key_of(index)}path"
     assert path is not None
