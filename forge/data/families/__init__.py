@@ -5,16 +5,6 @@ operations that all families share. Called by `forge.data.generator`. The six st
 recorded runs have their problems. Others come from files, such as those of `forge data harvest`.
 """
 
-from __future__ import annotations
+from forge.data.families.kinds import FAMILIES
 
-from forge.data.families.elementwise import ELEMENTWISE
-from forge.data.families.layout import Family
-from forge.data.families.matmul import MATMUL
-from forge.data.families.reduction import REDUCTION
-from forge.data.families.rows import BROADCAST, NORM, SOFTMAX
-
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in (ELEMENTWISE, BROADCAST, REDUCTION, SOFTMAX, NORM, MATMUL)
-}
-
-__all__ = ["FAMILIES", "Family"]
+__all__ = ["FAMILIES"]
