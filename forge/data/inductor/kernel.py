@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from forge.data.inductor.expressions import Substituted
 from forge.data.inductor.runtime_functions import translate
-from forge.data.inductor.source import called, dotted, is_call, names_in, walk
+from forge.data.inductor.source import dotted, is_call, names_in, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,10 +142,6 @@ def _inlined(body: list[ast.stmt], params: tuple[str, ...]) -> list[ast.stmt]:
 class _Inlining(Substituted):
     """Replaces names, and removes the statements that gave them."""
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        return _as_full_of_floats(node)
-
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return super().visit_Name(node) if isinstance(node.ctx, ast.Load) else node
 
@@ -200,8 +196,6 @@ class _Facts:
                 return is_once and self.shapes.get(other) == ast.dump(shape)
             case ast.Call(args=[_, _, kind]) if is_call(value, "tl.full"):
                 uses = self.uses.get(name, [])
-                if uses and all(isinstance(x, ast.Attribute) and x.attr == "to" for x in uses):
-                    return True
                 number = _as_operand(value)
                 return _is_number(number) and all(_may_hold(one, dotted(kind)) for one in uses)
             case _:
@@ -221,24 +215,6 @@ def _as_operand(value: ast.expr) -> ast.expr:
             return other
         case _:
             return value
-
-
-def _as_full_of_floats(node: ast.Call) -> ast.expr:
-    """`tl.full(shape, 64, tl.int32).to(tl.float32)` is one of floats."""
-    match node:
-        case ast.Call(
-            func=ast.Attribute(value=ast.Call(args=[shape, number, kind]) as full, attr="to"),
-            args=[wanted],
-            keywords=[],
-        ) if (
-            is_call(full, "tl.full")
-            and dotted(wanted) == "tl.float32"
-            and _is_number(number)
-            and dotted(kind).startswith("tl.int")
-        ):
-            return called("tl.full", [shape, _as_float(number), wanted])
-        case _:
-            return node
 
 
 def _is_number(node: ast.expr) -> bool:

@@ -57,8 +57,6 @@ ALONG = frozenset({
     *("tl.argmax", "tl.argmin", "tl.xor_sum"),
 })  # fmt: skip
 """Functions whose second argument is an axis."""
-RAISED = "tl.zeros([1], tl.int1)"
-"""Added to a number to make a tensor of it."""
 REDUCING = ("tl.sum", "tl.max", "tl.min", "tl.reduce")
 KEEPING = frozenset({
     *("tl.sum", "tl.max", "tl.min", "tl.exp", "tl.log", "tl.sqrt", "tl.sqrt_rn", "tl.rsqrt"),
@@ -192,7 +190,7 @@ class _OneRow(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        if ast.unparse(node.right) in (RAISED, "xmask"):
+        if dotted(node.right) == "xmask":
             return node.left
         return node.right if dotted(node.left) == "xmask" else node
 

@@ -81,32 +81,6 @@ def floor_modulo(a, b):
     rest = a % b
     return tl.where((rest != 0) & ((a < 0) != (b < 0)), rest + b, rest)
 """,
-    "welford_step": """
-@triton.jit
-def welford_step(value, mean, m2, count):
-    delta = value - mean
-    count = count + 1
-    mean = mean + delta / count
-    return mean, m2 + delta * (value - mean), count
-""",
-    "welford_merge": """
-@triton.jit
-def welford_merge(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
-    delta = tl.where(mean_a == mean_b, 0.0, mean_b - mean_a)
-    count = count_a + count_b
-    share_b = tl.where(count == 0.0, 0.0, count_b / count)
-    mean = mean_a + delta * share_b
-    return mean, m2_a + m2_b + delta * delta * count_a * share_b, count
-""",
-    "softmax_merge": """
-@triton.jit
-def softmax_merge(max_a, sum_a, max_b, sum_b):
-    largest = tl.maximum(max_a, max_b)
-    is_empty = largest == float('-inf')
-    scale_a = tl.where(is_empty, 1.0, tl.exp(max_a - largest))
-    scale_b = tl.where(is_empty, 1.0, tl.exp(max_b - largest))
-    return largest, sum_a * scale_a + sum_b * scale_b
-""",
 }
 """Jitted functions, by name."""
 
@@ -119,8 +93,6 @@ REDUCTIONS = {"any": "either", "prod": "times"}
 TUPLES = {
     "max_with_index": ("larger_with_index", 2),
     "min_with_index": ("smaller_with_index", 2),
-    "welford": ("welford_merge", 3),
-    "online_softmax_reduce": ("softmax_merge", 2),
 }
 """Reductions of several tensors: the function that joins two, and the number of tensors."""
 
@@ -129,9 +101,6 @@ CALLS = {
     "minimum_with_index": ("smaller_with_index", 4),
     "div_floor_integer": ("floor_divide", 2),
     "remainder_integer": ("floor_modulo", 2),
-    "welford_reduce": ("welford_step", 4),
-    "welford_combine": ("welford_merge", 6),
-    "online_softmax_combine_with_sum": ("softmax_merge", 4),
 }
 """Functions that keep their first arguments: our name, and their number."""
 
@@ -141,7 +110,6 @@ FUSED = "fma.rn.f32 $0, $1, $2, $3;"
 OPERATORS = {"maximum": "larger", "minimum": "smaller", "_any_combine": "either"}
 """Functions that are passed to others."""
 
-REDUCING = ("tl.sum", "tl.max", "tl.min", "tl.reduce")
 ZERO = ast.Constant(0)
 
 RANDOM = frozenset({
@@ -212,26 +180,13 @@ def _helper(function: str, node: ast.Call) -> ast.expr:
         ours, count = CALLS[function]
         return called(ours, given[:count])
     match function, given:
-        case "online_softmax_combine", [most, total, value, *_]:
-            return called("softmax_merge", [most, total, value, ast.Constant(1.0)])
         case "select_one", [value, mask, *_]:  # of a block's row, which is its last axis
             made = called("tl.sum", [called("tl.where", [mask, value, ZERO]), ast.Constant(1)])
             made.keywords = [one for one in node.keywords if one.arg == "keep_dims"]
             return made
-        case "promote_to_tensor", [value]:
-            if isinstance(value, ast.Call) and dotted(value.func) in REDUCING:
-                value.keywords = [ast.keyword(arg="keep_dims", value=ast.Constant(True))]
-                return value
-            return ast.BinOp(value, ast.Add(), expression("tl.zeros([1], tl.int1)"))
         case "maximum" | "minimum", [first, second]:
             is_last = isinstance(first, ast.Constant)
             return called(f"tl.{function}", [second, first] if is_last else given)
-        case "exp", [value, *_]:
-            return called("tl.exp", [value])
-        case "device_assert_then", [_, _, value]:
-            return value
-        case "constexpr_next_power_of_2", [value]:
-            return called("triton.next_power_of_2", [value])
         case _:
             raise Unanswered("unknown helper", f"triton_helpers.{function}")
 
