@@ -10,7 +10,6 @@ from forge.data.harvest.sources.samples import source
 from forge.data.harvest.sources.samples.child import layer_problem, operation_problem
 from forge.data.harvest.sources.samples.source import open_samples
 from forge.data.problem_files import parse_source
-from forge.errors import ConfigError
 
 
 def test_a_call_of_an_operation_is_written_with_drawn_tensors_and_literals() -> None:
@@ -41,11 +40,6 @@ def test_a_layer_is_constructed_with_the_arguments_of_the_sample() -> None:
     text, _ = layer_problem("nn.Conv1d", ((3, 4), {"kernel_size": (2,), "device": "cpu"}), given)
     assert "self.layer = nn.Conv1d(3, 4, kernel_size=(2,))" in text
     assert "return self.layer(x)" in text
-
-
-def test_the_source_takes_no_argument() -> None:
-    with pytest.raises(ConfigError, match="torch-samples alone"):
-        open_samples("relu")
 
 
 @pytest.mark.long

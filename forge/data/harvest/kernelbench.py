@@ -193,8 +193,22 @@ def structure_of(tree: ast.Module | None) -> str:
     found = operations(tree)
     if tree is None or len(found) != 1:
         return NONE
-    structure = structure_of_call(tree, *found[0])
-    return sha256(structure.encode()).hexdigest()[:DIGITS] if structure else NONE
+    name, node = found[0]
+    try:
+        scope = _ProblemText(tree)
+        words = sorted({one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute)})
+        types = [word for word in words if word in TYPES]
+        layout = [word for word in words if word in LAYOUT]
+        if name == "matmul":
+            structure = f"{name} {_equation(scope, node)} {types}"
+        elif name in ELEMENTWISE:
+            structure = f"{name} {layout} {types}"
+        else:
+            given = _arguments(scope, name, node) if isinstance(node, ast.Call) else {}
+            structure = f"{name} {sorted(given.items())} {scope.input_ranks} {layout} {types}"
+    except (_UntoldValue, LookupError, TypeError, RecursionError):
+        return NONE
+    return sha256(structure.encode()).hexdigest()[:DIGITS]
 
 
 def _is_relu(call: ast.Call) -> bool:
@@ -226,23 +240,6 @@ def _bytes(signed: np.ndarray) -> np.ndarray:
 
 class _UntoldValue(Exception):
     """The text does not tell."""
-
-
-def structure_of_call(tree: ast.Module, name: str, node: ast.AST) -> str:
-    """The structure of an operation, the only one of a problem; empty if it is unknown."""
-    try:
-        scope = _ProblemText(tree)
-        words = sorted({one.attr for one in ast.walk(tree) if isinstance(one, ast.Attribute)})
-        types = [word for word in words if word in TYPES]
-        layout = [word for word in words if word in LAYOUT]
-        if name == "matmul":
-            return f"{name} {_equation(scope, node)} {types}"
-        if name in ELEMENTWISE:
-            return f"{name} {layout} {types}"
-        found = _arguments(scope, name, node) if isinstance(node, ast.Call) else {}
-        return f"{name} {sorted(found.items())} {scope.input_ranks} {layout} {types}"
-    except (_UntoldValue, LookupError, TypeError, RecursionError):
-        return ""
 
 
 def _arguments(scope: _ProblemText, name: str, call: ast.Call) -> dict[str, Any]:
