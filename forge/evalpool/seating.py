@@ -7,12 +7,10 @@
 A judge that was quarantined is so again at its next infra fault, unless it has judged a candidate
 before. A candidate's fault on a card costs its own process and says nothing about the judge.
 
-A request goes to the judge with the smallest share of its capacity in use. A slow judge stays busy
-for longer, so it gets fewer requests.
-
-A reference is drawn and captured once in each judge that is given its problem, which takes as long
-as the judgement of a candidate. So a judge that becomes free takes the first waiting request whose
-problem it has, or no judge has, before one whose problem another judge has.
+A request goes to the judge with the smallest share of its capacity in use. A reference is drawn and
+captured once in each judge that is given its problem, which takes as long as the judgement of a
+candidate. So a judge that becomes free takes the first waiting request whose problem it has, or no
+judge has, before one whose problem another judge has.
 
 Promises: a seat never has more requests than `capacity`; no judge is idle while a request may go
 there; waiters are served in order, but for those whose problems are elsewhere, which are overtaken

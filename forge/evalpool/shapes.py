@@ -1,10 +1,9 @@
 # pyright: strict
 """The shapes of a problem: lists them, and folds their results into one verdict or examination.
 
-Called by `pool.py`. Shapes are those of module constants, and the sets of `get_input_sets()`: only
-running a file shows how many sets it returns, so a judge's sandboxed child lists them, once for
-each problem. A problem with k shapes is k problems that differ in their sizes: a candidate is
-judged on each, up to the first on which it is not correct.
+Shapes are those of module constants, and the sets of `get_input_sets()`: only running a file shows
+how many sets it returns, so a judge's sandboxed child lists them, once for each problem. A
+candidate is judged on each, up to the first on which it is not correct.
 
     speedup = (s_1 · … · s_k)^(1/k)    s_i: speed-up at shape i
 

@@ -1,9 +1,8 @@
 # pyright: strict
 """Distributions of this interpreter that references may import: `judge.site_packages`.
 
-Used by the sandbox, which shows their files to references alone; by commands and plans, which
-refuse a name that is not installed; and by judges, whose message for a failed import says what to
-list. Reads the records of installed distributions and imports none of them.
+The sandbox shows their files to references alone, commands and plans refuse a name that is not
+installed, and a judge's message for a failed import says what to list. Imports none of them.
 """
 
 from __future__ import annotations

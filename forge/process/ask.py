@@ -16,7 +16,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,14 +74,12 @@ async def parse_content(content: bytes, parse: Callable[[bytes], T] = parse_json
 def error_message(content: bytes) -> str:
     """The message of an answer that is an error, in one line: OpenAI's format, vLLM's older one,
     forge's `{"error": text}`, or else the first 200 characters."""
-    try:
+    with suppress(ValueError, AttributeError):
         found: Any = parse_json(content)
         inner: Any = found.get("error", found)
         message = inner if isinstance(inner, str) else inner.get("message")
         if isinstance(message, str) and message:
             return " ".join(message.split())[:MAX_MESSAGE]
-    except (ValueError, AttributeError):
-        pass
     return " ".join(content[:200].decode("utf-8", "replace").split()) or "no message"
 
 

@@ -91,8 +91,7 @@ class ComponentStatus:
     """yellow: a queue at its bound, memory over 90 %, just restarted. red: failed, recovering, or
     silent for longer than its stall limit."""
     why: str
-    """Reason for `health`: `queue 256 of 256`, `memory 93 % of 80 GB`, `restarted 20 s ago`. Empty
-    for green."""
+    """Reason for `health`: `queue 256 of 256`, `restarted 20 s ago`. Empty for green."""
     memory_bytes: int | None
     """Resident memory with its children; None if it has ended or is remote."""
     gpu_memory_bytes: int | None
@@ -109,8 +108,7 @@ class ComponentStatus:
     num_judged: int | None = None
     """Verdicts of a judge so far; None for other processes."""
     cpu_cores: float | None = None
-    """Cores that it and its children used since the last sample; None before the second, and from
-    an older supervisor."""
+    """Cores that it and its children used since the last sample; None before the second."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ComponentStatus:

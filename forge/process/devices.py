@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -224,7 +224,7 @@ def amd_gpus() -> list[Gpu]:
     amdsmi.amdsmi_init()
     gpus = [_amd_gpu(amdsmi, handle) for handle in amdsmi.amdsmi_get_processor_handles()]
     amdsmi.amdsmi_shut_down()
-    return sorted(gpus, key=lambda gpu: gpu.index)
+    return sorted(gpus, key=lambda gpu: gpu.index)  # amdsmi has an order of its own
 
 
 def _amd_gpu(amdsmi, handle) -> Gpu:
@@ -233,7 +233,7 @@ def _amd_gpu(amdsmi, handle) -> Gpu:
     total = int(vram["vram_total"]) << 20
     return Gpu(
         vendor=Vendor.AMD,
-        index=int(amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_id"]),  # amdsmi has its own
+        index=int(amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_id"]),
         uuid=str(amdsmi.amdsmi_get_gpu_device_uuid(handle)),
         name=str(asic["market_name"]),
         memory_bytes=total,
@@ -283,30 +283,29 @@ def occupancies(gpus: Sequence[Gpu]) -> dict[str, Occupancy]:
         pynvml.nvmlInit()
         for gpu in nvidia:
             with suppress(pynvml.NVMLError):
-                found[gpu.uuid] = _ask(pynvml, gpu)
+                handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+                running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                pids = [(int(each.pid), each.usedGpuMemory) for each in running]
+                users = users_of(pids, used_bytes=int(memory.used))
+                found[gpu.uuid] = Occupancy(free_bytes=int(memory.free), users=users)
         pynvml.nvmlShutdown()
     return found
 
 
 def users_of(running: Iterable[tuple[int, int | None]], *, used_bytes: int) -> tuple[GpuUser, ...]:
     """Users from pids with their bytes (None if the driver does not report them) and the total."""
-    seen = [
-        GpuUser(pid=pid, name=_name(pid), memory_bytes=held or 0)
-        for pid, held in sorted(running)
-        if _is_on_a_card(pid)
-    ]
+    seen: list[GpuUser] = []
+    for pid, held in sorted(running):
+        if _is_on_a_card(pid):
+            name = ""
+            with suppress(OSError):
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+            seen.append(GpuUser(pid=pid, name=name, memory_bytes=held or 0))
     rest = used_bytes - sum(user.memory_bytes for user in seen)
     if rest > IDLE_BYTES and not any(user.memory_bytes == 0 for user in seen):
         seen.append(GpuUser(memory_bytes=rest))
     return tuple(seen)
-
-
-def _ask(pynvml: Any, gpu: Gpu) -> Occupancy:
-    handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    pids = [(int(each.pid), each.usedGpuMemory) for each in running]
-    return Occupancy(free_bytes=int(memory.free), users=users_of(pids, used_bytes=int(memory.used)))
 
 
 def _is_on_a_card(pid: int) -> bool:
@@ -318,9 +317,3 @@ def _is_on_a_card(pid: int) -> bool:
     except OSError:
         return False
     return any(path.startswith("/dev/nvidia") for path in opened)
-
-
-def _name(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""

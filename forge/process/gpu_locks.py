@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("/tmp")
 """One folder for all users: /run/lock belongs to root on some machines, and a logout deletes the
-user's files in /dev/shm. Containers with a /tmp of their own do not share locks."""
+user's files in /dev/shm."""
 POLL_S = 0.005
 """Interval of lock attempts: faster polling would disturb a judge that times kernels."""
 

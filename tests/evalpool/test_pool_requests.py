@@ -1,6 +1,7 @@
 """Requests to a pool of scripted judges: queue, retries, errors, the cache of verdicts."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +34,12 @@ from tests.evalpool.scripted_judges import (
 )
 
 
+async def asked(answer: Callable[[httpx.Request], httpx.Response]) -> Verdict:
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
+        return await ask_verdict(client, JudgeRequest(PROBLEM, "c", JudgeOptions()), timeout_s=5.0)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -53,13 +60,9 @@ from tests.evalpool.scripted_judges import (
     ],
 )
 async def test_a_verdict_with_fields_of_other_types_is_no_answer(changes: dict[str, Any]) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=CORRECT.to_json() | changes)
-
-    transport = httpx.MockTransport(answer)
-    async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
-        with pytest.raises(NoAnswer, match="its answer is not a verdict"):
-            await ask_verdict(client, JudgeRequest(PROBLEM, "c", JudgeOptions()), timeout_s=5.0)
+    answer = httpx.Response(200, json=CORRECT.to_json() | changes)
+    with pytest.raises(NoAnswer, match="its answer is not a verdict"):
+        await asked(lambda _: answer)
 
 
 async def test_a_judge_of_another_version_that_refuses_a_key_is_told_by_one_line() -> None:
@@ -72,10 +75,8 @@ async def test_a_judge_of_another_version_that_refuses_a_key_is_told_by_one_line
             parse_body(OlderBody, json.loads(request.content))
         return httpx.Response(refused.value.status, json={"error": str(refused.value)})
 
-    transport = httpx.MockTransport(answer)
-    async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
-        with pytest.raises(NoAnswer, match=r"options: unknown key; .*same version") as error:
-            await ask_verdict(client, JudgeRequest(PROBLEM, "c", JudgeOptions()), timeout_s=5.0)
+    with pytest.raises(NoAnswer, match=r"options: unknown key; .*same version") as error:
+        await asked(answer)
     assert error.value.is_refusal
 
 

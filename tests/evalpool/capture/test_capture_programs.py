@@ -46,18 +46,6 @@ def test_views_have_no_node(tmp_path):
     assert (output.offset, output.shape, output.strides) == (6, (24,), (4,))
 
 
-def test_operations_keep_their_arguments(tmp_path):
-    code = forward("y = torch.full((3,), 1.5, device=x.device)", "return torch.cat([y, x]).half()")
-    program = captured(tmp_path, code, inputs=[[8]])
-    assert ops(program) == ["aten.full.default", "aten.cat.default", "aten._to_copy.default"]
-    full, cat, _ = program.forward
-    assert isinstance(full, Op)
-    assert isinstance(cat, Op)
-    assert full.arguments == ((3,), 1.5)
-    assert isinstance(cat.arguments[0], tuple)
-    assert cat.line == 18
-
-
 def test_parameters_are_the_references(tmp_path):
     code = SCALE + (
         "class ModelNew(torch.nn.Module):\n"

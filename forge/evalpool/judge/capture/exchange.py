@@ -4,9 +4,9 @@
     judge ── CANDIDATE ─▶ child ── ASK (program until now) ─▶ judge ── ANSWER ─▶ child …
                                 └── DONE (program) | FAILED ─▶
 
-A frame holds 4 MB, a program up to 40: it travels in parts. The child's side is `send_program`, the
-judge's `receive`. Each question (values that the host reads) carries the program as far as it is
-known, so that the judge needs nothing else. Imports no torch.
+A frame holds 4 MB, a program up to 40: it travels in parts. Each question (values that the host
+reads) carries the program as far as it is known, so that the judge needs nothing else. Imports no
+torch.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 One recorder lives for one capture. As a dispatch mode it sees each aten operation: those on CPU
 tensors run as they are; those on the card run on fake tensors and become nodes. A host read asks
-the judge for its value (`exchange.Asking`). Operations that move data between the host and the
-card, whose size depends on data, or that fake tensors cannot run, have functions of their own
-(`SPECIAL`).
+the judge for its value (`exchange.Asking`).
 """
 
 from __future__ import annotations

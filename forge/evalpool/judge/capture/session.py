@@ -3,9 +3,6 @@
 The last call is the program. It has inputs of its own: one that uses those of an earlier call shows
 that the candidate keeps a tensor in place of its content. A candidate that may keep something else
 is called twice with the same tensors between them.
-
-`capture` is the entry, called by `capture_child.py` in a sandboxed child and by tests in a
-subprocess. The process stays patched (`card.pretend`): it captures one candidate and ends.
 """
 
 from __future__ import annotations

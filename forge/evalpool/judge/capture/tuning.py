@@ -2,7 +2,7 @@
 
 `triton.autotune` yields every configuration that its pruning leaves as an alternative; the judge
 times them and has the candidate captured again with `choices = {key: label}`, which launches the
-winner alone. Times of a candidate's own (`do_bench`) are refused (`stage.py`).
+winner alone.
 """
 
 from __future__ import annotations

@@ -6,9 +6,6 @@ is the one with its own name. Functions that initialise (torch.nn.init, the fill
 such tensors alone, and so does any other operation in place that reads no second parameter. The
 rest is matched by name, then by order among those of equal shape.
 
-Tensors that no `state_dict` has, as an initial state that the constructor draws, have the
-reference's values afterwards, where the judge asks for it (`load_held`).
-
 Not covered: another order among equal shapes than the reference's: `Session` notices it and
 constructs again without values.
 """

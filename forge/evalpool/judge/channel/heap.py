@@ -1,11 +1,10 @@
 # pyright: strict
 """Keeps memory that a child frees, since it needs as much again at once.
 
-Called by the oracle and the evaluator on a CPU. glibc returns each block of more than 32 MB to the
-system when it is freed, and a page fault costs 2 us for each 4 KiB of the next one: a draw makes a
-hundred passes over tensors of 64 MB, and half of its time went there. At first it even returns
-blocks of 128 KB, as the temporary arrays of an evaluator are. Not for problems whose tensors take a
-large part of the memory: holes between kept blocks would take the rest.
+glibc returns each block of more than 32 MB (at first 128 KB) to the system when it is freed, and a
+page fault costs 2 us for each 4 KiB of the next one: a draw makes a hundred passes over tensors of
+64 MB, and half of its time went there. Not for problems whose tensors take a large part of the
+memory: holes between kept blocks would take the rest.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 """Children that serve one candidate or problem after the other, since to fork and end one takes
 longer.
 
-Used for evaluators, for captures of plain sources and for oracles (`trial/oracles.py`). A child is
-kept only while nothing of a candidate can stay in it: its owner decides (`give_back` or `end`).
-RELEASE tells a child to forget its candidate, DONE says that it has.
+A child is kept only while nothing of a candidate can stay in it: its owner decides (`give_back` or
+`end`). RELEASE tells a child to forget its candidate, DONE says that it has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""The judge's side of a harvest's work: a child a request, with a deadline.
-
-Called by `app.py` for POST /harvest. Promise: whatever a problem's code does, there is an answer
-before the deadline: the child's, or the reason of its end.
-"""
+"""The judge's side of a harvest's work: a child a request. Promise: whatever a problem's code does,
+there is an answer before the deadline: the child's, or the reason of its end."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Landlock: what a process may do with files, TCP, signals and abstract sockets, from now on.
 
-Called by `enter.py` in a child that has no mount namespace of its own (level `landlock`). The
-kernel holds to it for good, for all that the process starts; a process under it can neither trace
-nor read the memory, the environment or the descriptors of one that is not. Not covered: names and
-sizes of files (stat), metadata (chmod, chown, times: seccomp denies these), Unix sockets by path
-(seccomp: no socket).
+The kernel holds to it for good, for all that the process starts; a process under it can neither
+trace nor read the memory, the environment or the descriptors of one that is not. Not covered: names
+and sizes of files (stat), metadata (chmod, chown, times: seccomp denies these), Unix sockets by
+path (seccomp: no socket).
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""System calls of the sandbox that Python 3.11 does not have.
-
-Called by `root.py`, `enter.py` and the zygote, in processes of one thread. Each raises OSError
-with the refused step.
-"""
+"""System calls of the sandbox that Python 3.11 does not have. Each raises OSError with the refused
+step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Finds the descendants of processes, to measure and to end those of a candidate.
-
-Called by the judge (`caps.py`) and, where there is no pid namespace, by the zygote and its
-launcher.
-"""
+"""Finds the descendants of processes, to measure and to end those of a candidate."""
 
 from __future__ import annotations
 

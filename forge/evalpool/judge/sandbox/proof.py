@@ -1,9 +1,8 @@
 """Proof of a child's sandbox, before anything untrusted enters it: seen from outside, and tried.
 
-Called by `spawner.py` between a child's HELLO and its first work. What is read comes from the
-kernel (/proc of the child, credentials of its socket), never from the child. What Landlock forbids
-cannot be read from outside, so a child of the role `probe`, our own code, tries it before the first
-candidate.
+What is read comes from the kernel (/proc of the child, credentials of its socket), never from the
+child. What Landlock forbids cannot be read from outside, so a child of the role `probe`, our own
+code, tries it before the first candidate.
 """
 
 from __future__ import annotations
