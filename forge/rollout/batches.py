@@ -118,8 +118,8 @@ def no_signal(step: int, groups: Sequence[Group]) -> Event:
 
 
 def no_signal_error(step: int, groups: Sequence[Group]) -> str:
-    num = f"{MAX_BATCHES_WITHOUT_SIGNAL} batches in a row"
-    return f"rollout: step {step}: {num} without a signal: {_why_flat(groups)}"
+    num, why = MAX_BATCHES_WITHOUT_SIGNAL, _why_flat(groups)
+    return f"rollout: step {step}: {num} batches in a row without a signal: {why}"
 
 
 def _why_flat(groups: Sequence[Group]) -> str:
