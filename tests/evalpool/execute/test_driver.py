@@ -148,22 +148,8 @@ def test_a_fill_is_wide_where_it_can_be(address: int, num_bytes: int, symbol: st
     assert arguments[1].value == (0x7E7E_7E7E if symbol.endswith("32Async") else 0x7E)
 
 
-def test_nothing_is_filled_or_copied_for_an_empty_range() -> None:
-    driver, library = cuda()
-    driver.fill(16, 0, 1, stream=0)
-    driver.copy(16, 32, 0, stream=0)
-    driver.upload(16, b"")
-    assert library.asked == []
-
-
 def test_cuda_launches_by_its_structure() -> None:
     driver, library = cuda()
     assert ctypes.sizeof(CONFIG) == 56
     driver.launch(FUNCTION, CONFIG, None)
     assert [name for name, _ in library.asked] == ["cuLaunchKernelEx"]
-
-
-def test_a_tensor_map_lies_where_the_driver_takes_it() -> None:
-    value, _ = aligned_map()
-    assert ctypes.addressof(value) % 64 == 0
-    assert ctypes.sizeof(value) == 128

@@ -10,13 +10,11 @@ from forge.evalpool.judge.program.format import (
     Launch,
     Node,
     Op,
-    Origin,
     Program,
     Section,
-    Storage,
-    Tensor,
     TensorUse,
 )
+from tests.evalpool.execute.made_programs import Made
 
 
 def op(result: int, *arguments: int) -> Op:
@@ -31,23 +29,11 @@ def launch(*arguments: int) -> Launch:
 
 def program(*forward: Node, init: tuple[Node, ...] = (), outputs: tuple[int, ...] = ()) -> Program:
     """Storage 0 is an input, storage 9 belongs to init; tensor n is all of storage n."""
-    origins = [Origin.INPUT] + [Origin.ALLOCATION] * 9
-    sections = [Section.FORWARD] * 9 + [Section.INIT]
-    return Program(
-        target="cuda:90:32",
-        storages=tuple(
-            Storage(num_bytes=4, origin=origin, section=section)
-            for origin, section in zip(origins, sections, strict=True)
-        ),
-        tensors=tuple(
-            Tensor(storage=number, offset=0, shape=(1,), strides=(1,), dtype="float32")
-            for number in range(10)
-        ),
-        kernels=(),
-        init=init,
-        forward=forward,
-        outputs=outputs,
-    )
+    made = Made(init=[*init], nodes=[*forward])
+    made.input([1])
+    for number in range(1, 10):
+        made.tensor([1], section=Section.INIT if number == 9 else Section.FORWARD)
+    return made.done(*outputs)
 
 
 def test_results_of_operations_float_until_their_last_use() -> None:
