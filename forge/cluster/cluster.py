@@ -106,13 +106,8 @@ class Cluster:
     ) -> AsyncGenerator[Hosted]:  # fmt: skip
         """A child on a node with room, until the context ends. Raises NoRoom: no node has room now,
         or the cluster does not answer; MachineError, ChildDied, Stalled: the child did not start,
-        or its node is unfit.
-
-        Args:
-            files: copied to the node; the child's config has their paths there.
-            shares_gpu: it takes half of a card.
-            ready_s: maximum time until the child is ready.
-        """
+        or its node is unfit. `files` are copied there; the child's config has their paths on the
+        node. `shares_gpu`: it takes half of a card."""
         key = f"{name}.{next(self._ids)}"
         order = Order(
             run=self._run, name=name, role=role, index=index, token=self.token,

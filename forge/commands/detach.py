@@ -27,13 +27,8 @@ GRACE_S = 5.0
 
 def run_detached(argv: Sequence[str], *, store_dir: Path, wait_s: float = 0.0) -> RunPaths:
     """Starts `forge ARGV` in a new session and returns its run directory. Raises ForgeError: the
-    process ended before; the message is its own; Stalled: it made no run directory in time.
-
-    Args:
-        argv: arguments of the command.
-        store_dir: parent of run directories.
-        wait_s: additional time, in which the run waits for GPUs.
-    """
+    process ended before; the message is its own; Stalled: it made no run directory in time,
+    `wait_s` of which it may wait for GPUs."""
     began = time.time()
     store_dir.mkdir(parents=True, exist_ok=True)
     log_path = store_dir / f"detached-{time.time_ns()}.log"

@@ -69,14 +69,7 @@ def export_model(
     """Export and verify weights, and push them if asked to; returns what `--json` prints. Raises
     ConfigError: `out` exists, the run has no such weights or no adapter, or the llama engine does
     not support the architecture; MachineError: a package or the hub cannot be used, or the weights
-    generate nothing.
-
-    Args:
-        kind: None for what was trained: the adapter, or the whole model.
-        out: directory to make; None for `RUN-KIND` here.
-        step: step whose published weights are exported; empty for the newest.
-        push_to: hub repository; empty for none.
-    """
+    generate nothing."""
     weights = find_weights(paths, step)
     kind = kind or (ModelForm.MERGE if weights.adapter is None else ModelForm.ADAPTER)
     out = (out or Path(f"{paths.name}-{kind}")).absolute()

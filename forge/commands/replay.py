@@ -105,14 +105,7 @@ def replay(
 ) -> ReplayReport:
     """Train a recorded step again. Raises ConfigError: no such step, what it needs was not kept, or
     an override without an effect; MachineError: a damaged checkpoint, or too little GPU memory;
-    ChildDied, Stalled: the trainer failed.
-
-    Args:
-        spec: `RUN:STEP`.
-        overrides: arguments of `--set`: keys of the stage, and those that enter the loss.
-        stage: number of the stage; None for the last one that trained the step.
-        out: directory that gets the checkpoint after the step; None writes none.
-    """
+    ChildDied, Stalled: the trainer failed. `out` gets the checkpoint after the step."""
     name, step = split_step(spec)
     if not step or int(step) < 1:
         raise ConfigError(

@@ -54,7 +54,8 @@ def write_recipe(name: str, *, into: Path) -> list[Path]:
     Raises ConfigError: there is no such recipe, or a file of another content is in the way;
     MachineError: a file cannot be written."""
     recipes = list(_with_bases(name))
-    texts = {recipe.file: _elsewhere(recipe.text) for recipe in recipes}
+    # The user's folder has no experiments/.
+    texts = {recipe.file: recipe.text.replace("experiments/", "") for recipe in recipes}
     for file in BUILD.findall(recipes[0].text):
         texts[file] = (_folder() / file).read_text(encoding="utf-8")
     own = into / recipes[0].file
@@ -91,15 +92,12 @@ def _is_missing(path: Path, text: str) -> bool:
         found = ""
     if found == text:
         return False
-    if path.name == SCHEMA and _is_schema(found):  # of another version of forge
-        return True
+    if path.name == SCHEMA:
+        from forge.config.schema import Experiment  # a list of recipes needs no schema
+
+        if f'"description": "{Experiment.__doc__}"' in found:  # of another version of forge
+            return True
     raise ConfigError(f"{path}: it exists with other content, and forge init overwrites no file")
-
-
-def _is_schema(text: str) -> bool:
-    from forge.config.schema import Experiment  # a list of recipes needs no schema
-
-    return f'"description": "{Experiment.__doc__}"' in text
 
 
 def _write(path: Path, text: str) -> None:
@@ -110,11 +108,6 @@ def _write(path: Path, text: str) -> None:
         staged.replace(path)
     except OSError as error:
         raise MachineError(f"{path.absolute()}: cannot be written: {error.strerror}") from error
-
-
-def _elsewhere(text: str) -> str:
-    """The text with paths as they are in the user's folder, which has no `experiments/`."""
-    return text.replace("experiments/", "")
 
 
 def _folder() -> Path:

@@ -63,13 +63,8 @@ class JudgeApi:
         is_timed: bool,
         more_paths: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Serve `answering`.
-
-        Args:
-            known: problems that clients may name.
-            is_timed: True if the judges can time.
-            more_paths: paths of other routes, for `/openapi.json`.
-        """
+        """`known`: problems that clients may name. `more_paths`: of other routes, for
+        `/openapi.json`."""
         self._more_paths = more_paths
         self._answering = answering
         self._served = served
@@ -232,14 +227,8 @@ def serve(
     has_websockets: bool = False,
 ) -> None:
     """Serves a pool until a signal ends it. Raises ConfigError: an argument that cannot be used;
-    MachineError: no such GPU, no sandbox works here, or the address is taken.
-
-    Args:
-        problems: a problem, a directory of them or a file of rows that clients may name.
-        format: columns of a file of rows.
-        more: makes further routes, and `more_paths` describes them in `/openapi.json`;
-            `has_websockets`, if one of them is a WebSocket.
-    """
+    MachineError: no such GPU, no sandbox works here, or the address is taken. `more` makes further
+    routes, which `more_paths` describes in `/openapi.json`."""
     if candidate is not None:
         raise ConfigError("--serve takes no CANDIDATE: clients send them")
     if settings.url is not None:

@@ -92,13 +92,8 @@ def serve_environment(
     **where: Any,
 ) -> None:
     """Serve until a signal ends it. Raises ConfigError: an option, a path or an address that cannot
-    be used; MachineError: a missing package or GPU, or no sandbox.
-
-    Args:
-        problems: a directory, a problem file or a file of rows; None: clients send the sources.
-        num_turns: maximum of answers in an episode.
-        where: addresses, and other arguments of the served pool.
-    """
+    be used; MachineError: a missing package or GPU, or no sandbox. Without `problems` clients
+    send the sources. `where`: addresses, and other arguments of the served pool."""
     if not 1 <= num_turns <= MAX_TURNS:
         raise ConfigError(f"--turns {num_turns}: 1 to {MAX_TURNS}")
     if find_spec("websockets") is None:

@@ -150,14 +150,8 @@ async def run_probe(
     gpus: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a probe of `probes.py`.
-
-    Args:
-        label: file name of its log and answer in `folder`, unique in it; absent: the kind.
-        python: interpreter; empty for this one.
-        gpus: UUIDs of the GPUs that it may see.
-        env: further variables of its environment.
-    """
+    """Run a probe of `probes.py`, by this interpreter if none is given. `label`: unique file name
+    of its log and answer in `folder`; absent: the kind. `gpus`: UUIDs that it may see."""
     name = label or kind
     answer_path, log_path = folder / f"{name}.answer", folder / f"{name}.log"
     spec = ChildSpec(
