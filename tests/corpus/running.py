@@ -19,7 +19,7 @@ from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.program.policy import facts_of, judge_policy
-from forge.evalpool.judge.trial.structure import text_of
+from forge.evalpool.judge.trial.programs import text_of
 from tests.corpus.corpus import Pair
 
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"  # as in the zygote

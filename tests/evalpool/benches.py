@@ -17,7 +17,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.sandbox.enter import Isolation
-from forge.evalpool.judge.trial import captures, judgement, trial, trials
+from forge.evalpool.judge.trial import captures, trial
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials
 from forge.evalpool.judge.trial.host_code import HostCode
 from forge.evalpool.judge.trial.references import References
@@ -267,6 +267,6 @@ def any_host_code() -> Iterator[None]:
     """Within, benches of this process judge host code whatever it names, as another protocol does:
     what lies behind the list must hold without it."""
     with pytest.MonkeyPatch.context() as changed:
-        for module in (trials, captures, judgement):
+        for module in (trial, captures):
             changed.setattr(module, "host_code", lambda code, *, entry_point: HostCode())
         yield

@@ -4,7 +4,7 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data.generator import generate_problems
-from forge.evalpool.judge.trial.oracles import is_contained
+from forge.evalpool.judge.trial.references import is_contained
 from tests.evalpool.benches import RELU, make_problem
 
 LEAVES = (

@@ -13,8 +13,7 @@ from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.trial.draws import parse_starts
-from forge.evalpool.judge.trial.judgement import Judgement
-from forge.evalpool.judge.trial.results import Left, Results
+from forge.evalpool.judge.trial.judgement import Judgement, Left, Results
 from forge.evalpool.judge.trial.trial import Phases
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, problem

@@ -16,7 +16,7 @@ from forge.evalpool.judge.children import kept
 from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, ZygoteGone
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial.draws import parse_specs
-from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory, is_contained
+from forge.evalpool.judge.trial.references import Oracles, OutOfMemory, is_contained
 from tests.evalpool.benches import DRAWN, RELU, make_problem
 
 CONTAINED = make_problem(RELU)

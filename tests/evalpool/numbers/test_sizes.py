@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.evalpool.judge.numbers.sizes import ProblemTooLarge, count_sizes, require_room
+from forge.evalpool.judge.numbers.given import ProblemTooLarge, count_sizes, require_room
 
 SOURCE = """
 import torch

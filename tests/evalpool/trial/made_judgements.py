@@ -16,10 +16,9 @@ from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.draws import Builder, HostDraw
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
-from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, bytes_of, spec_of
-from forge.evalpool.judge.trial.judgement import Judgement
+from forge.evalpool.judge.trial.gpu.references import CardDraw, bytes_of, spec_of
+from forge.evalpool.judge.trial.judgement import Judgement, Results
 from forge.evalpool.judge.trial.programs import Programs
-from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trial import Candidate, Finding
 from tests.evalpool.benches import make_problem
 from tests.evalpool.execute.host_card import Block, HostCard
@@ -164,7 +163,7 @@ class Bench:
 def open_bench() -> Iterator[Bench]:
     """A card with one executor."""
     card = HostCard()
-    executor = Executor(Thread(card))
+    executor = Executor(cast("Any", Thread(card)))
     executor.wait_ready(timeout_s=30)
     yield Bench(card, executor)
     executor.end()

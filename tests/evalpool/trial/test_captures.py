@@ -18,7 +18,7 @@ from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.trial import captures
-from forge.evalpool.judge.trial.captures import Captures, NoAnswers
+from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.host_code import host_code
 from forge.evalpool.judge.trial.trial import Decided, Finding, Phases, Runner
 from forge.records import Status
@@ -32,7 +32,7 @@ class Answering:
     def __init__(self, *, waits_s: float = 0.0, works_s: float = 0.0) -> None:
         self.waits_s, self.works_s = waits_s, works_s
 
-    def values(self, prefix: Program, *, number: int) -> list[Any] | None:
+    def __call__(self, prefix: Program, *, number: int) -> list[Any] | None:
         time.sleep(self.waits_s)
         end = time.thread_time() + self.works_s
         while time.thread_time() < end:
@@ -48,7 +48,9 @@ def asked(answers: Answering) -> tuple[captures.Asked, Answer]:
     run = cast("Runner", SimpleNamespace(finding=found))
     program = build(inputs=[(1,)], kernels=[], forward=[], outputs=[0])
     question = Answer(kind=Kind.ASK, program=wire.dumps(program))
-    return captures.Asked(run=run, answers=answers, number=0, parse=captures._parsed), question
+    return captures.Asked(
+        run=run, answers=answers, number=0, parse=lambda _, data: wire.loads(data)
+    ), question
 
 
 def test_only_what_the_judge_waits_for_is_granted() -> None:
@@ -151,7 +153,6 @@ class Shared:
                 request,
                 entry_point="ModelNew",
                 phases=Phases(),
-                answers=NoAnswers(),
             ).data
         except Decided as decided:
             return f"{decided.finding}"

@@ -10,7 +10,7 @@ import pytest
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.trial.cpu_device import CpuMemory
 from forge.evalpool.judge.trial.draws import Builder, HostDraw
-from forge.evalpool.judge.trial.results import Left, Results
+from forge.evalpool.judge.trial.judgement import Left, Results
 
 SPECS = [
     TensorSpec("float32", (4,)),

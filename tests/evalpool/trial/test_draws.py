@@ -15,14 +15,7 @@ from forge.evalpool.judge.reference import reports
 from forge.evalpool.judge.trial import references
 from forge.evalpool.judge.trial.draws import MAX_USES, HostDraw
 from forge.evalpool.judge.trial.gpu.turns import Turn
-from forge.evalpool.judge.trial.references import (
-    FAILED_S,
-    MAX_FAILURES,
-    KnownFailures,
-    ProblemTooLarge,
-    ReferenceFailed,
-    receive_answer,
-)
+from forge.evalpool.judge.trial.references import ReferenceFailed, receive_answer
 from forge.records.problem import ReferenceModule
 from tests.evalpool.benches import RELU, Bench, make_problem
 
@@ -135,54 +128,23 @@ def test_draws_that_have_no_room_beside_a_new_one_are_dropped_before_it_is_made(
     assert (made.hold(make_problem(f"{RELU}# room 0")) is first) == bool(num_left)
 
 
-class Clock:
-    now = 0.0
+@pytest.mark.parametrize(("stands_s", "num_asked"), [(120.0, 2), (0.0, 3)])
+def test_the_second_failure_in_a_row_stands_for_a_while_and_for_its_problem_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, stands_s: float, num_asked: int
+) -> None:
+    made, asked = bench.references, list[str]()
+    draw = made._draw
 
-    def __call__(self) -> float:
-        return self.now
+    def failing(problem: ReferenceModule, shared: Turn) -> HostDraw:
+        if "works" in problem.source:
+            return draw(problem, shared)
+        asked.append(problem.source)
+        raise ReferenceFailed(f"number {len(asked)}")
 
-
-def fail(failures: KnownFailures, key: str, error: ReferenceFailed) -> None:
-    failures.require_unknown(key)
-    with pytest.raises(type(error)), failures.noted(key):
-        raise error
-
-
-def test_the_second_failure_in_a_row_stands_for_a_while_and_for_its_problem_alone() -> None:
-    clock = Clock()
-    failures = KnownFailures(clock=clock)
-    fail(failures, "p", ReferenceFailed("one"))
-    fail(failures, "p", ProblemTooLarge("two"))
-    failures.require_unknown("q")
-    with pytest.raises(ProblemTooLarge, match="two"):
-        failures.require_unknown("p")
-    clock.now = FAILED_S
-    fail(failures, "p", ReferenceFailed("three"))
-    with pytest.raises(ReferenceFailed, match="three"):
-        failures.require_unknown("p")
-
-
-def test_a_success_between_two_failures_forgets_the_first() -> None:
-    failures = KnownFailures()
-    for _ in range(3):
-        fail(failures, "p", ReferenceFailed("now and then"))
-        with failures.noted("p"):
-            pass
-        assert not failures._found
-
-
-def test_another_error_is_no_failure_of_the_reference() -> None:
-    failures = KnownFailures()
-    for _ in range(3):
-        failures.require_unknown("p")
-        with pytest.raises(OSError, match="disk"), failures.noted("p"):
-            raise OSError("disk")
-
-
-def test_the_number_of_known_failures_is_bounded() -> None:
-    failures = KnownFailures()
-    for number in range(MAX_FAILURES + 9):
-        for _ in range(2):
-            fail(failures, str(number), ReferenceFailed("always"))
-    assert len(failures._found) == MAX_FAILURES
-    failures.require_unknown("0")
+    monkeypatch.setattr(made, "_draw", failing)
+    monkeypatch.setattr(references, "FAILED_S", stands_s)
+    for number in ("1", "2", str(num_asked)):
+        with pytest.raises(ReferenceFailed, match=f"number {number}"):
+            made.hold(make_problem(f"{RELU}# fails {stands_s}"))
+    assert len(asked) == num_asked
+    made.hold(make_problem(f"{RELU}# works"))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge.program.ops import MOVES, Kind
-from forge.evalpool.judge.trial.facts import Facts, kinds_of_names
+from forge.evalpool.judge.trial.captures import Facts, kinds_of_names
 from forge.evalpool.judge.trial.trial import Decided, Finding
 from forge.records.verdict import Status
 from tests.evalpool.benches import RELU, make_problem

@@ -22,11 +22,16 @@ from forge.evalpool.judge.driver.gpu_memory import Block
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.trial.draws import Builder
 from forge.evalpool.judge.trial.gpu import references as module
-from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, spec_of
-from forge.evalpool.judge.trial.gpu.references import LARGE_SHARE, SMALL_SHARE, CardReferences
-from forge.evalpool.judge.trial.oracles import Oracles as JudgeOracles
+from forge.evalpool.judge.trial.gpu.references import (
+    LARGE_SHARE,
+    SMALL_SHARE,
+    CardDraw,
+    CardReferences,
+    spec_of,
+)
+from forge.evalpool.judge.trial.judgement import Left, Results
+from forge.evalpool.judge.trial.references import Oracles as JudgeOracles
 from forge.evalpool.judge.trial.references import ReferenceFailed
-from forge.evalpool.judge.trial.results import Left, Results
 from forge.records.problem import Problem, Split
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)

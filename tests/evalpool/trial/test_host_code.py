@@ -16,8 +16,24 @@ from forge.evalpool.judge.trial.host_code import HostCode, host_code
 from tests.evalpool.benches import HEAD as PLAIN_HEAD
 from tests.evalpool.benches import RELU_KERNEL
 from tests.evalpool.capture.corpus import CORPUS
-from tests.evalpool.trial.host_codes import CODES, HEAD
 
+HEAD = """
+import math
+from typing import Optional, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def kernel(x, w, y, n, stride, BLOCK: tl.constexpr, FAST: tl.constexpr = False):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+"""
 MODEL = """
 NUMBERS = []
 made = 0
@@ -70,9 +86,73 @@ def read(
     return host_code(HEAD + before + code, entry_point="ModelNew")
 
 
-@pytest.mark.parametrize("name", CODES)
-def test_usual_host_code_is_judged(name: str) -> None:
-    assert host_code(HEAD + CODES[name], entry_point="ModelNew").fault == ""
+USUAL = """
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import SimpleNamespace
+
+try:
+    from triton.language.extra import libdevice
+except ImportError:
+    from triton.language.extra.cuda import libdevice
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.backends.cuda.matmul.allow_tf32 = True
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int = 64
+
+
+@lru_cache(maxsize=None)
+def sizes(n: int, block: int) -> Tuple[int, int]:
+    return triton.cdiv(n, block), 1 << (n - 1).bit_length()
+
+
+def checked(x: torch.Tensor, w: Optional[torch.Tensor] = None, *, block: int = 64):
+    assert x.is_cuda, f"expected a CUDA tensor, got {x.device} of {type(x).__name__}"
+    assert x.dtype in {torch.float32, torch.float16}
+    return x if w is None else w
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": b}) for b in (64, 128) if b >= 64], key=["n"])
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def tuned(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    tl.store(y + tl.arange(0, BLOCK), libdevice.tanh(tl.load(x)))
+
+
+class Net(nn.Module):
+    def __init__(self, width=8, sizes=[1, 3], config=None):
+        super(Net, self).__init__()
+        self.width, self.config, self.act = width, Config(128), partial(F.gelu, approximate="tanh")
+        self.layers, self.more = self._make_layer(2), SimpleNamespace(scale=2.0)
+
+    def _make_layer(self, count):
+        layers = []
+        for _ in range(count):
+            layers.append(nn.Linear(self.width, self.width))
+        return nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.act(self.layers(x)) * self.more.scale
+"""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "if torch.is_grad_enabled() and x.requires_grad: return self.other(x)\nreturn x",
+        "tuned[lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)](x, y, sizes(8, 4)[0])",
+        "x, *rest = checked(x, block=Net().config.block), 1\nx = x.view(*x.shape[:-1], -1)",
+        "for i in [b for b in (0, 1) if b]: y = y + getattr(self.other, f'weight_ih_l{i}').t()",
+        "with torch.cuda.device(x.device): x = Net()(x).transpose(0, -1)",
+    ],
+)
+def test_usual_host_code_is_judged(lines: str) -> None:
+    """In the style of published answers, of Triton's tutorials and of libraries of layers."""
+    assert read(lines, init="self.net = Net()", before=USUAL).fault == ""
 
 
 @pytest.mark.parametrize("name", CORPUS)

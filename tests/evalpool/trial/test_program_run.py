@@ -36,11 +36,11 @@ from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.program.questions import Question
 from forge.evalpool.judge.timing.baseline import Baseline, Time
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.gpu import program_memory
+from forge.evalpool.judge.trial.gpu import program_run
 from forge.evalpool.judge.trial.gpu import trial as trial_module
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
-from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
-from forge.evalpool.judge.trial.gpu.program_memory import ProgramMemory
+from forge.evalpool.judge.trial.gpu.program_run import ProgramMemory
+from forge.evalpool.judge.trial.gpu.references import CardDraw
 from forge.evalpool.judge.trial.gpu.trial import GpuTrials
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
 from forge.evalpool.judge.trial.judgement import Judgement
@@ -303,7 +303,7 @@ def test_one_call_is_on_what_the_one_before_left(
 
     monkeypatch.setattr(Executor, "run", noted)
     if not is_together:
-        monkeypatch.setattr(program_memory, "MAX_PLACES", 1)
+        monkeypatch.setattr(program_run, "MAX_PLACES", 1)
     for _ in range(5):
         asked.clear()
         bench.judgement(*scaled()).checked()

@@ -11,9 +11,9 @@ import pytest
 from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.program.policy import ProblemFacts
-from forge.evalpool.judge.trial import programs, structure
+from forge.evalpool.judge.trial import programs
+from forge.evalpool.judge.trial.programs import MAX_KEPT_CHARACTERS, MAX_KERNELS
 from forge.evalpool.judge.trial.source import check_source
-from forge.evalpool.judge.trial.structure import MAX_KEPT_CHARACTERS, MAX_KERNELS
 from forge.evalpool.judge.trial.trial import Candidate, Decided
 from forge.records.reason import Reason
 from tests.evalpool.benches import TABLE, make_problem
@@ -62,11 +62,11 @@ def test_a_text_of_many_kernels_is_read_once(monkeypatch: pytest.MonkeyPatch) ->
     """A text of 4 MB takes seconds, and a program may have 2,000 kernels."""
     texts: list[str] = []
 
-    def read(ttir: str, name: str) -> structure.Text:
+    def read(ttir: str, name: str) -> programs.Text:
         texts.append(ttir)
         return (Access.READ, Access.WRITE, Access.NONE), frozenset()
 
-    monkeypatch.setattr(structure, "_read_text", read)
+    monkeypatch.setattr(programs, "_read_text", read)
     program = addition()
     long = TTIR + " " * MAX_KEPT_CHARACTERS
     kernels = (replace(program.kernels[0], ttir=long),) * 2000

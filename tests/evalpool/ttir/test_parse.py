@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.trial.structure import _read_text
+from forge.evalpool.judge.trial.programs import _read_text
 from forge.evalpool.judge.ttir import parse as reader
 from forge.evalpool.judge.ttir.parse import InvalidModule, parse
 from forge.evalpool.judge.ttir.plan import plan_of

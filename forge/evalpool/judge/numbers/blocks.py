@@ -30,11 +30,6 @@ def limit_on(device: torch.device) -> int:
     return CACHED if device.type == "cpu" else CHUNK
 
 
-def blocks_of(tensor: torch.Tensor) -> Iterator[Block]:
-    """Index ranges that cover a tensor, in order."""
-    return blocks(tuple(tensor.shape), limit_on(tensor.device))
-
-
 def blocks(shape: Sequence[int], limit: int) -> Iterator[Block]:
     """Index ranges that cover `shape`, each of at most `limit` elements, in order."""
     if math.prod(shape) <= limit or not shape:
@@ -73,4 +68,5 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 def is_any_finite(tensor: torch.Tensor) -> bool:
     """True if an element is finite, as one of the first block is in most tensors."""
-    return any(bool(torch.isfinite(tensor[block]).any()) for block in blocks_of(tensor))
+    found = blocks(tuple(tensor.shape), limit_on(tensor.device))
+    return any(bool(torch.isfinite(tensor[block]).any()) for block in found)

@@ -52,7 +52,6 @@ class Called:
     for. One of another shape than before is not among them: no program makes one."""
 
     def changed(self) -> list[int]:
-        """Numbers of the inputs that the call changed."""
         pairs = enumerate(zip(self.before, self.after, strict=True))
         return [number for number, (old, new) in pairs if not is_equal(old, new)]
 
@@ -113,7 +112,6 @@ def _copied_cell(cell: types.CellType, known: dict[int, Any]) -> types.CellType:
 
 
 def _is_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """True for other values in a tensor of the same shape and type."""
     is_alike = (before.shape, before.dtype) == (after.shape, after.dtype)
     return is_alike and not is_equal(before, after)
 
@@ -135,7 +133,6 @@ class Clock:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """One call."""
         if self._report is None:
             yield
             return
@@ -306,7 +303,6 @@ class Held:
     """Its place in the attribute; None for the attribute itself."""
 
     def replace(self, tensor: torch.Tensor) -> None:
-        """Puts another tensor in its place."""
         within = self.owner[self.attribute]
         if self.key is None:
             self.owner[self.attribute] = tensor

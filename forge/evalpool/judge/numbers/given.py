@@ -1,5 +1,6 @@
 # pyright: strict
-"""Inputs and constructor arguments as a problem gives them, on its device and in its precision.
+"""Inputs and constructor arguments as a problem gives them, on its device and in its precision, and
+their sizes, counted without data on torch's `meta` device.
 
 Inputs are those of `get_inputs()`, or one set of `get_input_sets()`.
 
@@ -22,14 +23,16 @@ import linecache
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     dtype_name,
+    leaves,
     on_device,
     replaced,
 )
@@ -37,7 +40,6 @@ from forge.records.problem import CHOSEN_SET, MAX_SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
 
 ALLOWED = "a list of arguments, a function that returns one, or a dict of arguments of get_inputs"
 MAX_ARGUMENTS = 4
@@ -95,7 +97,6 @@ def _names(module: Any) -> list[str]:
 
 
 def _is_keywords(one: object) -> TypeGuard[Mapping[str, object]]:
-    """True for keyword arguments of `get_inputs`."""
     return isinstance(one, Mapping)
 
 
@@ -205,12 +206,10 @@ class Terms:
 
     @property
     def tolerated(self) -> str:
-        """The precision that tolerances follow."""
         return self.rounding or self.precision
 
 
 def draw_inputs(module: Any, terms: Terms) -> list[Any]:
-    """Inputs as the problem gives them."""
     made = on_device(terms.device, lambda: make_inputs(module))
     return [cast(placed(value, terms), terms.precision) for value in made]
 
@@ -229,3 +228,75 @@ def cast(value: Any, precision: str) -> Any:
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.to(DTYPES[precision])
     return value
+
+
+HALVES = ("fp16", "bf16")
+MIN_SETS = 2
+"""Input sets that are made however large they are."""
+NOTEWORTHY_SHARE = 1 / 8
+"""Share of the memory from which the outputs are counted too: the first call on `meta` takes
+seconds."""
+
+
+class Sizes(NamedTuple):
+    """Bytes of one problem, at its own precision."""
+
+    inputs: int
+    outputs: int
+    state: int
+    """Parameters and buffers."""
+
+
+class ProblemTooLarge(Exception):
+    """Inputs, parameters and outputs need more memory than there is."""
+
+    def __init__(self, needed_bytes: int, has_bytes: int) -> None:
+        super().__init__(
+            f"{needed_bytes / 1e9:,.2f} GB for {MIN_SETS} sets of inputs and outputs, and for "
+            f"parameters; a judge has {has_bytes / 1e9:,.2f} GB (judge.memory_bytes)"
+        )
+
+
+def require_room(source: str, *, entry_point: str, precision: str, max_bytes: int) -> int | None:
+    """Bytes that a problem takes at least; None if unknown. Raises ProblemTooLarge if they are more
+    than `max_bytes`."""
+    sizes = count_sizes(source, entry_point=entry_point, precision=precision, max_bytes=max_bytes)
+    if sizes is None:
+        return None
+    needed = MIN_SETS * (sizes.inputs + sizes.outputs) + sizes.state
+    if needed > max_bytes:
+        raise ProblemTooLarge(needed, max_bytes)
+    return needed
+
+
+def count_sizes(source: str, *, entry_point: str, precision: str, max_bytes: int) -> Sizes | None:
+    """The sizes of a problem; None if its inputs cannot be made on `meta`.
+
+    Args:
+        max_bytes: memory. Outputs are 0 where inputs and parameters take little of it, or where
+            `forward` fails on `meta`.
+    """
+    module = types.ModuleType("problem")
+
+    def size(value: Any) -> int:
+        return sum(
+            one.numel() * (2 if is_half and one.is_floating_point() else one.element_size())
+            for one in leaves(value)
+        )
+
+    is_half = precision in HALVES
+    try:
+        with torch.no_grad(), torch.device("meta"):
+            run_source(source, module)
+            arguments = constructor_arguments(module, entry_point)
+            model: Any = call(getattr(module, entry_point), arguments)
+            inputs: Any = make_inputs(module)
+            found = Sizes(size(inputs), 0, size(model.state_dict()))
+            if MIN_SETS * found.inputs + found.state > NOTEWORTHY_SHARE * max_bytes:
+                with suppress(Exception, SystemExit):
+                    found = found._replace(outputs=size(model(*inputs)))
+            return found
+    except (Exception, SystemExit):
+        return None
+    finally:
+        module.__dict__.clear()  # typing remembers its classes, and they its constants

@@ -148,26 +148,28 @@ class OpCounter(TorchDispatchMode):
         name = func._schema.name.rpartition("::")[2]
         if name.rstrip("_") in THRESHOLDS or (kwargs or {}).get("rounding_mode"):
             is_search = name in ("bucketize", "searchsorted", "isin")
-            self.is_comparing |= is_search or (name in COMPARISONS and len(_with_axes(args)) == 2)
+            self.is_comparing |= is_search or (
+                name in COMPARISONS and sum(one.ndim > 0 for one in leaves(args)) == 2
+            )
             found = set(self._numbers([*args, *(kwargs or {}).values()]))
             self.constants |= found
             self.compared |= found if name in COMPARISONS else set()
-            if not any(one.is_floating_point() or one.is_complex() for one in _tensors(args)):
+            if not any(one.is_floating_point() or one.is_complex() for one in leaves(args)):
                 steps = (0,) if name in ("eq", "ne", "isin") else (-1, 0, 1)
                 whole = [round(one) for one in found if math.isfinite(one)]
                 self.integers |= {one + step for one in whole for step in steps}
-            if name in ("eq", "ne") and _is_same(*_tensors(args)):
+            if name in ("eq", "ne") and _is_same(*leaves(args)):
                 self.constants.add(math.nan)  # x != x is a NaN
         self.specials |= self._looked_for(name, args, out)
-        is_fixed = all(_address(one) in self._fixed for one in _tensors(args))
+        is_fixed = all(_address(one) in self._fixed for one in leaves(args))
         change = self._fixed.update if is_fixed else self._fixed.difference_update
-        change(map(_address, _tensors((out,))))
+        change(map(_address, leaves((out,))))
         if name.rstrip("_") in STEPS:
             self.units |= self._units(name.rstrip("_"), args, kwargs or {})
         if not func.is_view and not _is_free(name):
-            given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
+            given = [*leaves(args), *leaves(kwargs or {})]
             if name != "copy_" or not _is_same(*given[:2]):
-                made = list(_tensors((out,)))
+                made = leaves((out,))
                 self.has_floats |= any(one.is_floating_point() for one in made)
                 self.is_truncating |= name in CASTS and _truncates(given, made)
                 self.halves |= _rounded_to(name, given, made)
@@ -179,10 +181,10 @@ class OpCounter(TorchDispatchMode):
     def _looked_for(self, name: str, args: tuple[Any, ...], out: Any) -> set[float]:
         """NaN and infinities that an operation looks for in an input, or in an elementwise function
         of one: what is there after a sum or a softmax is the reference's own."""
-        given = [_address(one) for one in _tensors(args)]
+        given = [_address(one) for one in leaves(args)]
         is_input = any(one in self._alike for one in given[:1])
-        for one in _tensors((out,)):
-            is_alike = is_input and one.shape == next(_tensors(args)).shape
+        for one in leaves((out,)):
+            is_alike = is_input and one.shape == leaves(args)[0].shape
             if is_alike and not any(part in name for part in MIXING):
                 found = {self._alike.get(other) for other in given}
                 self._alike[_address(one)] = found.pop() if len(found) == 1 else None
@@ -193,13 +195,13 @@ class OpCounter(TorchDispatchMode):
         infinities = {math.inf, -math.inf} if name.startswith(("isinf", "nan_to_num")) else set()
         if name in COMPARISONS:
             infinities |= {one for one in self._numbers([*args]) if math.isinf(one)}
-        is_itself = name in ("eq", "ne") and _is_same(*_tensors(args))
+        is_itself = name in ("eq", "ne") and _is_same(*leaves(args))
         return {math.nan} | infinities if "nan" in name or is_itself else infinities
 
     def _units(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[float]:
         """Units of a step of an input; none for a step of anything else."""
         is_step = name != "div" or kwargs.get("rounding_mode") is not None
-        first = next(_tensors(args), None)
+        first = next(iter(leaves(args)), None)
         if not is_step or first is None or first.layout is not torch.strided:
             return set()
         if first.untyped_storage().data_ptr() not in self._inputs or not first.is_floating_point():
@@ -229,10 +231,6 @@ class OpCounter(TorchDispatchMode):
 def _address(tensor: torch.Tensor) -> int:
     """Address of its memory; 0 without one."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _with_axes(values: tuple[Any, ...]) -> list[torch.Tensor]:
-    return [one for one in _tensors(values) if one.ndim]
 
 
 def _truncates(given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
@@ -280,11 +278,3 @@ def _is_same(target: torch.Tensor, source: torch.Tensor | None = None) -> bool:
         and target.dtype == source.dtype
         and target.device == source.device
     )
-
-
-def _tensors(values: tuple[Any, ...] | list[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)

@@ -127,7 +127,6 @@ def move(
 
 
 def _count(value: torch.Tensor, bounds: Iterable[float] | None) -> None:
-    """Adds calls to a counter."""
     if bounds is None or random.random() < 1 / FEW_CALLS:
         value.add_(torch.randint_like(value, 1, FEW_CALLS))
         return

@@ -101,7 +101,6 @@ class OtherProtocol:
     needed: Mapping[str, re.Pattern[str]] = field(default_factory=dict[str, "re.Pattern[str]"])
 
     def source_fault(self, code: str) -> StaticFault | None:
-        """Finds what its static check refuses."""
         bare = COMMENTS.sub("", code)
         for name, pattern in self.forbidden.items():
             if found := pattern.search(bare):
@@ -147,5 +146,4 @@ class Tf32(NamedTuple):
 
     @property
     def request(self) -> dict[str, bool]:
-        """As requests to children name them."""
         return {"tf32": self.convolutions, "tf32_products": self.products}

@@ -1,6 +1,6 @@
 """Runs references (third-party code too) in a sandbox of its own; no candidate ever enters it.
 
-Forked by the zygote, for one draw of a problem or several (`oracles.py`): seeds from the OS,
+Forked by the zygote, for one draw or several (`trial/references.py`): seeds from the OS,
 parameters moved away from their defaults, inputs with plants, outputs of eager and in float64; all
 of it in memory that the judge owns, unmapped before the judge hears of it.
 
@@ -30,9 +30,8 @@ from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, TensorSpec, offset
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.blocks import are_finite
 from forge.evalpool.judge.numbers.called import Unjudgeable, call_on, dtype_name
-from forge.evalpool.judge.numbers.given import Terms
+from forge.evalpool.judge.numbers.given import Terms, require_room
 from forge.evalpool.judge.numbers.opcount import has_products
-from forge.evalpool.judge.numbers.sizes import require_room
 from forge.evalpool.judge.reference.construct import training_read
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import run_eagerly

@@ -7,7 +7,7 @@ of a problem's reference on the judge's card, measured once and kept.
 
 Called by `trial.gpu`. A baseline is measured in a child that no candidate enters, by the method
 that times candidates (`baseline_child.py`); its preparation runs beside others, the timing alone.
-Children are kept between problems as oracles are (`trial.oracles`).
+Children are kept between problems as oracles are (`trial.references`).
 
 Baselines are kept between judgements and runs below `$XDG_CACHE_HOME/forge/baselines/`, in a file
 each, which judges and nodes of a cluster share. The key is everything that a baseline depends on
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.spawner import SandboxedChild
     from forge.evalpool.judge.timing.device import GpuDevice
-    from forge.evalpool.judge.trial.oracles import Oracles
+    from forge.evalpool.judge.trial.references import Oracles
     from forge.records.problem import ReferenceModule
 
 

@@ -3,7 +3,7 @@
 The same method as the executor's for a candidate: a CUDA graph behind new inputs and a flushed
 cache, or the stream where the reference cannot be captured. The judge believes this process, since
 nothing but the problem's own code runs in it. Like an oracle it serves one problem or several
-(`trial.oracles`): making a context takes longer than all else.
+(`trial.references`): making a context takes longer than all else.
 
     judge ── PROBLEM ──▶ model, warm-up, graph ──▶ DONE, or FAILED and its end
     judge ── CALL ─────▶ times, nothing left on the card ──▶ DONE ──▶ …

@@ -1,5 +1,6 @@
 # pyright: strict
-"""Has a candidate captured in a sandboxed child, and answers the child's questions.
+"""Has a candidate captured in a sandboxed child, and answers the child's questions; what the policy
+asks about a problem comes from its reference's own captured program.
 
 The child is the candidate's own process: whatever it says is a program of its own or a failure of
 its own. A program is parsed within its bounds before anything else looks at it.
@@ -11,33 +12,36 @@ memory or a question may be the cause of, the candidate is captured again in one
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import threading
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge.evalpool.judge.capture import exchange
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE
-from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import InvalidProgram, Program
-from forge.evalpool.judge.program.questions import (
-    Question,
-    excess,
-    unanswerable,
-)
+from forge.evalpool.judge.program import ops, wire
+from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin, Program
+from forge.evalpool.judge.program.policy import ProblemFacts, facts_of, kinds_of
+from forge.evalpool.judge.program.questions import Question, excess, unanswerable
+from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.host_code import host_code
-from forge.evalpool.judge.trial.trial import Allowance, Decided, Runner
-from forge.records.reason import Status
+from forge.evalpool.judge.trial.trial import Allowance, Decided, Phases, Runner
+from forge.records.reason import Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.children.kept import KeptChildren
     from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.trial.trial import Phases
+    from forge.records.problem import ReferenceModule
 
+logger = logging.getLogger(__name__)
 
 MAX_ASKED_BYTES = 256 << 20
 """Bytes of all questions of a capture: the judge keeps their programs, of a few kB each, until the
@@ -53,14 +57,20 @@ DOUBTFUL = frozenset(
 """Types of failures of a shared child after which a candidate gets a child of its own: it may have
 asked something, or the child may be worn out."""
 
+MAX_PROBLEMS = 256
+"""Of 1 to 2 kB each. A run seldom comes back to a problem before others have been played."""
+READ = "_local_scalar_dense"
+"""`x.item()`, which decides on sizes and computes nothing."""
+CHANCE = frozenset({Status.TIMEOUT, Status.INFRA_ERROR})
+"""Ends of a capture that depend on the machine and its load."""
 
-class Answers(Protocol):
-    """Answers to the questions of a capture."""
+Answers: TypeAlias = "Callable[..., list[Any] | None]"
+"""Answers a question of a capture: the elements of the outputs of a prefix, on input set `number`;
+None if they cannot be read. Raises Decided."""
 
-    def values(self, prefix: Program, *, number: int) -> list[Any] | None:
-        """The elements of the prefix's outputs, on input set `number`; None if they cannot be read.
-        Raises Decided."""
-        ...
+
+def no_answer(prefix: Program, *, number: int) -> None:
+    """For references, which are captured without values: the capture fails as unsupported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +93,6 @@ class Captured:
 
     @property
     def reads_values(self) -> bool:
-        """True if the program holds for its input set alone."""
         return bool(self.questions)
 
 
@@ -98,18 +107,12 @@ class Captures:
         target: Mapping[str, Any],
         kept: KeptChildren | None = None,
     ) -> None:
-        """
-        Args:
-            kept: children for plain candidates, of the role PLAIN_ROLE; without them each
-                candidate has a child of its own.
-        """
-        self._spawner = spawner
-        self._table = table
+        """`kept`: children for plain candidates, of the role PLAIN_ROLE; without them each
+        candidate has a child of its own."""
+        self._spawner, self._table, self._kept = spawner, table, kept
         self._target = dict(target)
-        self._kept = kept
 
     def close(self) -> None:
-        """Ends the children that wait."""
         if self._kept is not None:
             self._kept.close()
 
@@ -120,13 +123,10 @@ class Captures:
         *,
         entry_point: str,
         phases: Phases,
-        answers: Answers,
+        answers: Answers = no_answer,
         number: int = 0,
     ) -> Captured:
-        """The program of a candidate for input set `number`.
-
-        Args:
-            request: `request` of the problem's draw.
+        """The program of a candidate for input set `number` of a draw with this request.
 
         Raises:
             Decided: the candidate failed, took too long, or is no program within the bounds.
@@ -212,8 +212,11 @@ class Captures:
         return _captured(program, found, questions=tuple(asked.questions))
 
     def _parsed(self, run: Runner, data: bytes) -> Program:
-        """A program for this judge's card and compiler. Raises Decided."""
-        program = _parsed(run, data)
+        try:
+            program = wire.loads(data)
+        except InvalidProgram as error:
+            detail = words.clean(f"no program within the bounds: {error}")
+            raise Decided(run.finding(Status.REJECTED, Reason.UNSUPPORTED, detail)) from error
         self._require_target(run, program)
         return program
 
@@ -242,11 +245,8 @@ class Asked:
 
     def answer(self, found: exchange.Answer) -> tuple[Any, float]:
         """The answer to a question, and the time that the capture's deadline does not count: a busy
-        executor is not the candidate's, what the judge does with a long program is.
-
-        Raises:
-            Decided: no question, or too many.
-        """
+        executor is not the candidate's, what the judge does with a long program is. Raises Decided
+        for no question, or too many."""
         self._num_bytes += len(found.program)
         if self._num_bytes > MAX_ASKED_BYTES:
             raise self._refused(f"more than {MAX_ASKED_BYTES >> 20} MB of questions")
@@ -259,7 +259,7 @@ class Asked:
         self._num_values += len(prefix.outputs)
         if wrong := excess(self._num_values) or unanswerable(prefix):
             raise self._refused(wrong)
-        value = self.answers.values(prefix, number=self.number)
+        value = self.answers(prefix, number=self.number)
         self.questions.append(Question(prefix, tuple(value or ())))
         return value
 
@@ -286,17 +286,86 @@ def _is_doubtful(failure: Mapping[str, Any]) -> bool:
     return kind in DOUBTFUL or words.is_out_of_memory(f"{kind}: {failure.get('message')}")
 
 
-def _parsed(run: Runner, data: bytes) -> Program:
-    try:
-        return wire.loads(data)
-    except InvalidProgram as error:
-        detail = words.clean(f"no program within the bounds: {error}")
-        raise Decided(run.finding(Status.REJECTED, "unsupported", detail)) from error
+class Facts:
+    """Facts of problems, kept. Safe to call from several threads."""
+
+    def __init__(self, captures: Captures) -> None:
+        self._captures = captures
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, ProblemFacts] = OrderedDict()
+
+    def of(
+        self,
+        problem: ReferenceModule,
+        request: Mapping[str, Any],
+        *,
+        io_bytes: int,
+        names: Collection[str],
+        changed: Collection[str] = (),
+    ) -> ProblemFacts:
+        """Facts of a problem.
+
+        Args:
+            request: `request` of a draw of the problem.
+            io_bytes: bytes of its inputs and outputs, which stand for the necessary work of a
+                reference without a program: how much of a table it reads is unknown.
+            names, changed: torch's operations of one call, and parameters that it changes: what is
+                known of a reference without a program.
+
+        Raises:
+            ZygoteGone, WeakSandbox: no child can be had.
+        """
+        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}\0{io_bytes}{changed}"
+        key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        asked = {**request, "precision": problem.precision, "cast": True, "drawn": None}
+        try:
+            captured = self._captures.capture(
+                problem.source, asked, entry_point=problem.entry_point, phases=Phases()
+            )
+            found = known_facts(captured.program, io_bytes=io_bytes)
+        except Decided as decided:
+            logger.info("%s: no program: %s", problem.problem_id, decided.finding.detail)
+            found = ProblemFacts(
+                num_bytes=io_bytes,
+                kinds=kinds_of_names(names),
+                written_parameters=frozenset(changed),
+            )
+            if decided.finding.status in CHANCE:
+                return found
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > MAX_PROBLEMS:
+                self._kept.popitem(last=False)
+        return found
 
 
-class NoAnswers:
-    """For references: they are captured without values."""
+def known_facts(reference: Program, *, io_bytes: int) -> ProblemFacts:
+    """Facts of a reference's program; few where it has operations outside the table."""
+    nodes = next(variants(reference))
+    if any(isinstance(placed.node, Op) and ops.misuse(placed.node) for placed in nodes):
+        return ProblemFacts(num_bytes=io_bytes, kinds=kinds_of(reference))
+    facts = facts_of(reference)
+    empty = {
+        one.index for one in reference.storages if one.origin is Origin.INPUT and one.num_bytes == 0
+    }
+    is_given = len(facts.free_outputs) == len(reference.outputs) and not facts.written_inputs
+    return replace(
+        facts,
+        needed_inputs=facts.needed_inputs - empty,
+        # A reference that returns what it is given poses a copy: a kernel has to make it.
+        free_outputs=frozenset() if is_given else facts.free_outputs,
+    )
 
-    def values(self, prefix: Program, *, number: int) -> list[Any] | None:
-        """None: the capture fails as unsupported."""
-        return None
+
+def kinds_of_names(names: Collection[str]) -> frozenset[ops.Kind]:
+    """Kinds of a reference's operations by their names alone, without namespace and overload.
+
+    A reference that reads a value on the host has no program: `x.roll(int(n))` moves, all the same.
+    A cast counts as a move, though it may compute; an operation outside the table as heavy.
+    """
+    worked = [name for name in names if name != READ]
+    return frozenset(ops.KINDS.get(name.rstrip("_"), ops.Kind.HEAVY) for name in worked or [""])

@@ -41,8 +41,7 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op, Origin
 from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
 from forge.evalpool.judge.program.walk import open_alternatives, places, returned_inputs, winners
-from forge.evalpool.judge.trial.judgement import WIDE, Device, Narrowed
-from forge.evalpool.judge.trial.results import Left
+from forge.evalpool.judge.trial.judgement import WIDE, Device, Left, Narrowed
 from forge.evalpool.judge.trial.trial import Allowance, Decided, OpenSide, Runner
 from forge.records.reason import Reason, Status
 
@@ -55,8 +54,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.trial.captures import Captured
     from forge.evalpool.judge.trial.draws import HostDraw, Layout
+    from forge.evalpool.judge.trial.judgement import Results
     from forge.evalpool.judge.trial.programs import Programs
-    from forge.evalpool.judge.trial.results import Results
     from forge.evalpool.judge.trial.trial import Finding
 
 MAX_TURNS = 128
@@ -120,7 +119,6 @@ class CpuMemory:
 
     @property
     def layout(self) -> Layout:
-        """The layout that the memory has."""
         found = self.content.wide if self.is_wide else self.content.real
         assert found is not None
         return found
@@ -192,7 +190,6 @@ class CpuMemory:
         return self._copies[place]
 
     def _content(self, place: int, index: int) -> Data:
-        """The bytes of a tensor in the layout."""
         real, spec = self.content.real.specs[place], self.layout.specs[place]
         if real == spec:
             return self.content.parts[index]
@@ -243,7 +240,6 @@ class EvaluatorRunner(Runner):
         self.is_spent = before
 
     def failed(self, body: dict[str, Any]) -> Finding:
-        """The finding of a FAILED frame. Raises Narrowed for what only float64 may have caused."""
         kind, message = str(body.get("type")), str(body.get("message"))
         self.is_spent = kind in SPENT or kind not in (*FAILURES, NARROW)
         if self.is_wide and kind in ENDS_WIDE:
@@ -314,7 +310,6 @@ class Evaluator:
         return list(self._ask(prefix, wire.dumps(prefix), body)["values"])
 
     def close(self) -> None:
-        """Gives the child back, or ends it."""
         if self._run is None or self._kept is None:
             return
         with self.programs.phases.timed("end"):
@@ -454,7 +449,6 @@ class CpuDevice(Device):
 
     @property
     def numbers(self) -> Sequence[int]:
-        """All sets."""
         return range(len(self.programs.draw.sets))
 
     @contextmanager
@@ -517,7 +511,6 @@ class CpuDevice(Device):
             self.evaluator.memory.restore(number)
 
     def call(self, number: int) -> Left:
-        """Runs the program of an input set once. Raises Decided or Narrowed."""
         if self._again is not None:
             tried, turn = self._again
         else:
@@ -531,7 +524,6 @@ class CpuDevice(Device):
         return self._evaluated(captured, turn, number)
 
     def once(self, captured: Captured, *, turn: int | None = None) -> Left:
-        """Runs a program once on set 0. Raises Decided."""
         self._last = None
         return self._evaluated(captured, turn or 0, 0)
 
@@ -555,7 +547,6 @@ class CpuDevice(Device):
         return max(MAX_FURTHER, min(MAX_SMALL_FURTHER, most))
 
     def _evaluated(self, captured: Captured, turn: int, number: int) -> Left:
-        """Runs a program once on a set. Raises Decided or Narrowed."""
         self.evaluator.memory.load(number)
         with self._doubting(captured.program):
             shifted = turn, self._shift

@@ -17,18 +17,16 @@ from forge.evalpool.judge.compiler.binary import SHARED_BYTES, warp_size_of
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
+from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures, Facts
 from forge.evalpool.judge.trial.cpu_device import CpuDevice, CpuMemory, Evaluator
-from forge.evalpool.judge.trial.facts import Facts
-from forge.evalpool.judge.trial.judgement import Judgement
-from forge.evalpool.judge.trial.oracles import Oracles
+from forge.evalpool.judge.trial.judgement import Judgement, Results
 from forge.evalpool.judge.trial.references import (
     MAX_SHOWN_BYTES,
     HostReferences,
+    Oracles,
     ReferenceFailed,
     Sketches,
 )
-from forge.evalpool.judge.trial.results import Results
 from forge.evalpool.judge.trial.trial import Decided
 from forge.evalpool.judge.trial.trials import Trials
 from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER
@@ -123,10 +121,7 @@ class CpuTrials(Trials):
     evaluators: KeptChildren
 
     def close(self) -> None:
-        """Ends the children that wait, and the compiler's threads."""
-        self.references.end_idle()
-        self.given.end_idle()
-        self.shown.end_idle()
+        self._end_idle()
         self.sketches.close()
         self.evaluators.close()
         self.captures.close()

@@ -2,7 +2,7 @@
 
 It is built from an oracle's layout, which is not trusted: each part of it is checked. Contents are
 in the host's memory (`HostDraw`), in two layouts with the same numbers: in their real types, and
-wide, where those of `kinds` are float64; or on a card (`trial.gpu.card_draw`).
+wide, where those of `kinds` are float64; or on a card (`trial.gpu.references`).
 """
 
 from __future__ import annotations
@@ -165,17 +165,14 @@ class Draw:
 
     @property
     def changed_parameters(self) -> tuple[str, ...]:
-        """Names of the parameters that forward changes on any set."""
         return tuple(dict.fromkeys(name for one in self.sets for name in one.state))
 
     @property
     def io_bytes(self) -> int:
-        """Bytes of the inputs and outputs of one call."""
         return self._bytes([*self.sets[0].inputs, *self.sets[0].outputs])
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the inputs, parameters and outputs of one call."""
         return self.io_bytes + self._bytes(self.named.values())
 
     def parameter(self, name: str, number: int) -> int:
@@ -255,14 +252,9 @@ class Builder:
     """Numbers an oracle's tensors for a candidate: inputs, parameters, slots."""
 
     def __init__(self, specs: Sequence[TensorSpec], *, precision: str) -> None:
-        """
-        Args:
-            specs: of the oracle's tensors.
-            precision: the problem's.
-        """
+        """`specs` of the oracle's tensors; the problem's precision."""
         self._specs = specs
-        self._precision = precision
-        self._rounding = precision
+        self._precision = self._rounding = precision
         self._kinds = frozenset[str]()
         self._named: dict[str, int] = {}
         self._contents: list[int | None] = []
@@ -271,7 +263,6 @@ class Builder:
         self._asked: dict[int, Asked] = {}
 
     def build(self, layout: dict[str, Any]) -> Draw:
-        """The draw. Raises LayoutError."""
         try:
             return self._build(layout)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
@@ -331,7 +322,7 @@ class Builder:
         made = InputSet(
             tree=mapped(form, places.__getitem__),
             places=places,
-            slots=self._slots([self._specs[index] for index in outputs]),
+            slots=self._take(f"slots {[self._specs[n] for n in outputs]}", outputs, is_slot=True),
             inputs=tuple(parts),
             outputs=outputs,
             changed=dict(zip(changed, self._indices(changed.values()), strict=True)),
@@ -371,7 +362,6 @@ class Builder:
                 self._asked[each] = min(filter(None, asked), key=lambda it: it.question.tolerance)
 
     def _question(self, index: int, made: InputSet, one: dict[str, Any]) -> Question:
-        """The question of a result in its own type."""
         dtype = self._specs[index].dtype
         if dtype not in FLOATING and made.wide and one.get("is_open") is False:
             return SAME_FUNCTION  # no integer of it is left to a rounding
@@ -411,34 +401,23 @@ class Builder:
             return [kind, value]
         raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
 
-    def _take(self, key: str, parts: Sequence[int]) -> tuple[int, ...]:
-        """Places for these, the same ones for the same key."""
+    def _take(self, key: str, parts: Sequence[int], *, is_slot: bool = False) -> tuple[int, ...]:
+        """Places for these, the same ones for the same key; slots have no content."""
         if key not in self._places:
-            taken = [self._append(self._specs[part], part) for part in parts]
-            self._places[key] = tuple(taken)
+            first = len(self._contents)
+            self._chosen += [self._specs[part] for part in parts]
+            self._contents += [None if is_slot else part for part in parts]
+            self._places[key] = tuple(range(first, len(self._contents)))
         return self._places[key]
-
-    def _slots(self, specs: Sequence[TensorSpec]) -> tuple[int, ...]:
-        key = f"slots {specs}"
-        if key not in self._places:
-            self._places[key] = tuple(self._append(spec, None) for spec in specs)
-        return self._places[key]
-
-    def _append(self, spec: TensorSpec, content: int | None) -> int:
-        self._chosen.append(spec)
-        self._contents.append(content)
-        return len(self._contents) - 1
 
 
 def _within(value: Any, num: int) -> int:
-    """A number from a layout. Raises LayoutError."""
     if type(value) is not int or not 0 <= value < num:
         raise LayoutError(f"no tensor {str(value)[:40]}")
     return value
 
 
 def parse_words(data: Any) -> str:
-    """A word from an oracle's layout."""
     return clean(str(data), limit=MAX_NAME)
 
 
@@ -487,7 +466,6 @@ class Layout:
 
     @classmethod
     def of(cls, specs: Sequence[TensorSpec]) -> Layout:
-        """The tensors side by side."""
         starts, num_bytes = offsets(specs)
         return cls(specs, starts, num_bytes)
 
@@ -497,7 +475,6 @@ class Layout:
         return [[spec.dtype, list(spec.shape), start] for spec, start in pairs]
 
     def part(self, memory: memoryview[int], place: int) -> memoryview[int]:
-        """Bytes of a tensor in the memory."""
         start = self.starts[place]
         return memory[start : start + self.specs[place].num_bytes]
 
@@ -513,7 +490,6 @@ class Delivered:
 
     @classmethod
     def taken(cls, layout: dict[str, Any], fd: int, *, max_bytes: int) -> Delivered:
-        """From memory that was handed over. Raises LayoutError."""
         specs = parse_specs(layout.get("tensors"))
         starts = parse_starts(layout.get("starts"), specs, max_bytes=max_bytes)
         ends = [start + spec.num_bytes for start, spec in zip(starts, specs, strict=True)]
@@ -521,12 +497,10 @@ class Delivered:
 
     @property
     def parts(self) -> list[Data]:
-        """Bytes of each tensor."""
         pairs = zip(self.starts, self.specs, strict=True)
         return [self.data[start : start + spec.num_bytes] for start, spec in pairs]
 
     def draw(self, problem: ReferenceModule) -> Draw:
-        """The draw that it is. Raises LayoutError."""
         return Builder(self.specs, precision=problem.precision).build(self.layout)
 
 
@@ -563,17 +537,14 @@ class HostDraw:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it takes up, about."""
         return 4 * self.memory_bytes
 
     def free(self) -> None:
-        """Nobody reads it any more."""
         self.parts = ()
         self.wanted.clear()
 
     @property
     def memory_bytes(self) -> int:
-        """Length of the shared memory."""
         return max(one.num_bytes for one in (self.real, self.wide) if one is not None)
 
     @property
@@ -608,13 +579,10 @@ class HostDraw:
         return compare.is_unwritten(self._tensor(index, got), self._tensor(index))
 
     def is_same(self, got: Data, index: int) -> bool:
-        """True if a tensor equals one of the draw to the last bit."""
         return is_same(got, self.parts[index])
 
     def values(self, index: int, *, name: str) -> Values:
-        """The elements of a tensor."""
         return compare.values_of(self._tensor(index), name=name)
 
     def values_of(self, got: Data, index: int) -> Values:
-        """The elements of what a call left in place of a tensor."""
         return compare.values_of(self._tensor(index, got))

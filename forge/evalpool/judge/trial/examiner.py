@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge.channel import frames
@@ -38,16 +37,14 @@ VARYING_STEPS = ("inputs", "parameters")
 """They have a budget of their own: what a judge never does for a candidate."""
 
 
-@dataclass(slots=True, kw_only=True)
 class _Report:
     """Content of an examiner's answers so far."""
 
-    flags: dict[Flag, str] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
-    forward_s: float | None = None
-    num_unchecked: int = 0
-    shapes: tuple[str, ...] = ()
-    num_steps: int = 0
+    def __init__(self) -> None:
+        self.flags: dict[Flag, str] = {}
+        self.facts: dict[str, Any] = {}
+        """Fields of an examination."""
+        self.num_unchecked = self.num_steps = 0
 
     def add(self, body: dict[str, Any]) -> None:
         """A FOUND frame; its content is the problem's. Raises FrameError for rubbish."""
@@ -61,13 +58,12 @@ class _Report:
             if name not in list(Flag):
                 raise frames.FrameError("no such flag")
             self.flags[Flag(name)] = _short(str(words))
-        outputs = facts.get("outputs")
-        if isinstance(outputs, list):
-            self.outputs = tuple(_short(str(one)) for one in outputs[:MAX_OUTPUTS])
-        shapes = facts.get("shapes")
-        if isinstance(shapes, list):
-            self.shapes = tuple(_short(str(one)) for one in shapes[:MAX_SHAPES])
-        self.forward_s = _number(facts.get("forward_s"), or_else=self.forward_s)
+        for name, most in (("outputs", MAX_OUTPUTS), ("shapes", MAX_SHAPES)):
+            if isinstance(found := facts.get(name), list):
+                self.facts[name] = tuple(_short(str(one)) for one in found[:most])
+        seconds = facts.get("forward_s")
+        if isinstance(seconds, int | float) and abs(seconds) <= sys.float_info.max:
+            self.facts["forward_s"] = float(seconds)
         self.num_unchecked += frames.count(facts.get("num_unchecked"))
 
 
@@ -101,26 +97,17 @@ class Examiners:
             report.flags[Flag.CRASH] = "something else than the examiner wrote on its channel"
         except frames.PeerGone:
             is_ended = True
-            self._note_end(report, self._spawner.ended(child).status)
+            report.flags[Flag.CRASH] = _end_words(self._spawner.ended(child).status)
         finally:
             if not is_ended:
                 self._spawner.end(child)
         return Examination(
-            problem_id=problem.problem_id,
-            outputs=report.outputs,
-            forward_s=report.forward_s,
-            flags=report.flags,
-            num_unchecked=report.num_unchecked,
-            shapes=report.shapes,
-        )
+            problem_id=problem.problem_id, flags=report.flags, num_unchecked=report.num_unchecked,
+            **report.facts,
+        )  # fmt: skip
 
     def _listen(
-        self,
-        sock: socket.socket,
-        problem: ReferenceModule,
-        report: _Report,
-        *,
-        lists_sets: bool,
+        self, sock: socket.socket, problem: ReferenceModule, report: _Report, *, lists_sets: bool
     ) -> None:
         body = {
             "lists_sets": lists_sets,
@@ -159,13 +146,12 @@ class Examiners:
             words = f"{doing} does not end within {limit}"
         report.flags[Flag.SLOW] = words
 
-    def _note_end(self, report: _Report, status: int) -> None:
-        if os.WIFSIGNALED(status):
-            number = os.WTERMSIG(status)
-            words = SIGNALS.get(number, f"signal {number}")
-        else:
-            words = f"it ended its process (exit {os.waitstatus_to_exitcode(status)})"
-        report.flags[Flag.CRASH] = words
+
+def _end_words(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return SIGNALS.get(number, f"signal {number}")
+    return f"it ended its process (exit {os.waitstatus_to_exitcode(status)})"
 
 
 def _note_failure(report: _Report, body: dict[str, Any]) -> None:
@@ -184,11 +170,6 @@ def _note_failure(report: _Report, body: dict[str, Any]) -> None:
         return
     where = f"line {line}: " if type(line) is int else ""
     report.flags[flag] = with_advice(_short(f"{where}{text}"))
-
-
-def _number(value: Any, *, or_else: float | None) -> float | None:
-    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return float(value) if is_number else or_else
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-# pyright: strict
+# pyright: strict, reportMatchNotExhaustive=false
 """Decides by a candidate's source alone that its host code depends on nothing but its arguments.
 
 Called by `trials.py` before anything of a candidate runs. Host code is all that Python runs when
@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.trial import host_names as lists
 from forge.evalpool.judge.trial.host_flow import Flow
-from forge.evalpool.judge.trial.host_parts import Parts, Refused, bound_names, parts_of, refusal
+from forge.evalpool.judge.trial.host_parts import (
+    Parts,
+    Refused,
+    bound_names,
+    is_decorated,
+    parts_of,
+    refusal,
+)
 from forge.records.syntax import syntax_tree
 
 if TYPE_CHECKING:
@@ -135,7 +142,6 @@ class Names:
     """True within an error's text."""
 
     def check(self) -> None:
-        """Raises Refused."""
         for one in self.parts.functions:
             self._require_free_names(one, {one.name})
         for path, node in self.parts.imports:
@@ -168,7 +174,7 @@ class Names:
             raise refusal(node, "a metaclass")
         for one in (*node.bases, *node.decorator_list, *node.body):
             if isinstance(one, ast.FunctionDef):
-                if not any("static" in ast.unparse(each) for each in one.decorator_list):
+                if not is_decorated(one, "static"):
                     self._methods.add(one)
                 is_odd = one.name.startswith("__") and one.name not in lists.DUNDERS
                 if is_odd or one.name in lists.METHODS or one.name in lists.OF_MODULES:
@@ -271,8 +277,7 @@ class Names:
                 return is_global and name in lists.ITERATORS | {"set", "frozenset"}
             case ast.Call(func=ast.Attribute() as func) if not self._is_kernel:
                 return any(one.startswith("itertools.") for one in self._paths(func))
-            case _:
-                return isinstance(node, ast.GeneratorExp | ast.Set)
+        return isinstance(node, ast.GeneratorExp | ast.Set)
 
     def _error(self, node: ast.Raise | ast.Assert, depth: int) -> None:
         """An error's text is seen by no program."""
@@ -314,8 +319,6 @@ class Names:
                 self._owners.add(node.func)
             case ast.Name(id="super"):
                 raise refusal(node, "super() without a method")
-            case _:
-                pass
         self._below(node, depth)
 
     def _by_name(self, node: ast.Call) -> None:
@@ -467,8 +470,7 @@ def _is_listed(path: str) -> bool:
             return name not in lists.INNER
         case "triton" | _ if path.startswith("triton.") and owner not in lists.LIBRARIES:
             return path.removeprefix("triton.") in lists.TRITON
-        case _:
-            return owner in lists.LIBRARIES or path in lists.OTHERS
+    return owner in lists.LIBRARIES or path in lists.OTHERS
 
 
 def _reads_at_once(node: ast.AST, child: ast.AST) -> bool:

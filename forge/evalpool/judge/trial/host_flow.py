@@ -1,4 +1,4 @@
-# pyright: strict
+# pyright: strict, reportMatchNotExhaustive=false
 """Follows host code as it would run, call by call: what it decides by, and what it keeps.
 
 How the caller has laid out its tensors, where they are and which they are may be passed on, as
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge.evalpool.judge.program.ops import KINDS, Kind
 from forge.evalpool.judge.trial import host_names as lists
-from forge.evalpool.judge.trial.host_parts import Refused, bound_names
+from forge.evalpool.judge.trial.host_parts import Refused, bound_names, is_decorated
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -117,7 +117,6 @@ class Seen:
     key: str = ""
 
     def joined(self, others: Iterable[Seen]) -> Seen:
-        """A value that is made of this one and of others."""
         made = [self, *others]
         return replace(
             self,
@@ -130,7 +129,6 @@ class Seen:
         )
 
     def marked(self, marks: frozenset[str]) -> Seen:
-        """The same value with these marks alone."""
         return self if marks == self.marks else replace(self, marks=marks)
 
     def using(self, argument: str) -> Seen:
@@ -236,7 +234,6 @@ class Flow:
         """True within a backward pass, which no judge runs."""
 
     def check(self) -> None:
-        """Raises Refused."""
         known = None
         self._seek()
         while known != (found := (self.changed | self._parts, {*self._fills}, {**self._put})):
@@ -255,15 +252,11 @@ class Flow:
 
     def _seek(self) -> None:
         """Finds what calls set, as far as it is written out: a cache is known before it is read."""
-        names = self._called_names().difference(FIRST)
-        found = [one for name in names for one in self.methods.get(name, ())]
-        found += [one for name, one in self.functions.items() if name in names]
-        for node in (node for one in found for node in ast.walk(one)):
+        for node in (node for one in self._followed_later() for node in ast.walk(one)):
             if isinstance(node, ast.Assign) and not _is_right([node]):
                 for target in node.targets:
-                    if isinstance(target, ast.Attribute | ast.Subscript) and (
-                        place := self._place(target)
-                    ):
+                    is_part = isinstance(target, ast.Attribute | ast.Subscript)
+                    if is_part and (place := self._place(target)):
                         self.changed.add(root_of(place))
 
     def _pass(self) -> None:
@@ -274,14 +267,14 @@ class Flow:
             self._at_the_top()
             for node in (one for name in FIRST for one in self.methods.get(name, ())):
                 self._root(node)
-        names = self._called_names().difference(FIRST)
-        for name in sorted(names, key=lambda one: one != "forward"):
-            for node in self.methods.get(name, ()):
+        for node in self._followed_later():
+            if not self.parts.is_kernel(node):
                 self._root(node)
-            if name in self.functions and not self.parts.is_kernel(self.functions[name]):
-                self._root(self.functions[name])
-        for node in (*self.parts.statements, *self.functions.values()):
-            self._lambdas(node)
+        for one in (*self.parts.statements, *self.functions.values()):
+            parts = one.decorator_list if isinstance(one, ast.FunctionDef) else [one]
+            for node in (node for part in parts for node in ast.walk(part)):
+                if isinstance(node, ast.Lambda):
+                    self._root(node)
 
     def _at_the_top(self) -> None:
         """Follows the statements at the top, and those of classes."""
@@ -291,50 +284,36 @@ class Flow:
         for one in (one for each in self.parts.classes for one in each.body):
             match one:
                 case (
-                    ast.Assign(targets=[ast.Name(id=name)])
-                    | ast.AnnAssign(target=ast.Name(id=name))
+                    ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
                 ):
-                    if one.value is not None:
-                        self._hold(f"self.{name}", self._value(one.value))
-                case _:
-                    pass
+                    self._hold(f"self.{name}", self._value(value))
         self._is_first = self._is_top = False
 
-    def _called_names(self) -> set[str]:
-        """Names of the functions and methods that a constructor or a call comes to."""
-        found = {*FIRST, "forward", "__call__", "__len__", "backward"}
-        pending = [*found]
-        while pending:
-            name = pending.pop()
-            if name in FIRST:
-                continue  # what these call is followed as they call it
-            function = self.functions.get(name)
-            for node in (*self.methods.get(name, ()), *([function] if function else ())):
+    def _followed_later(self) -> list[ast.FunctionDef]:
+        """Functions and methods that a call comes to, and constructors; `forward` first. What is
+        called once is followed as it is called."""
+        found = ["forward", *FIRST, "__call__", "__len__", "backward"]
+        for name in found:  # which grows
+            for node in () if name in FIRST else self._named(name):
                 for one in ast.walk(node):
                     used = one.attr if isinstance(one, ast.Attribute) else ""
                     used = one.id if isinstance(one, ast.Name) else used
                     if used not in found and (used in self.methods or used in self.functions):
-                        found.add(used)
-                        pending.append(used)
-        return found
+                        found.append(used)
+        return [node for name in found if name not in FIRST for node in self._named(name)]
 
-    def _root(self, node: ast.FunctionDef) -> None:
+    def _named(self, name: str) -> list[ast.FunctionDef]:
+        """Methods and functions of a name."""
+        return [*self.methods.get(name, ()), *filter(None, [self.functions.get(name)])]
+
+    def _root(self, node: Function) -> None:
         """Follows a function as others may call it."""
-        self.filled = set[str]()
-        self._is_first = node.name in FIRST
-        self._is_lax = node.name in ("backward", "setup_context")
-        self._frame = Frame({})
-        is_forward = node.name in ("forward", "__call__")
-        self._called(node, {} if is_forward else {"self": NOTHING}, None)
+        name = node.name if isinstance(node, ast.FunctionDef) else "forward"
+        self.filled, self._frame = set[str](), Frame({})
+        self._is_first, self._is_lax = name in FIRST, name in ("backward", "setup_context")
+        self._called(node, {} if name in ("forward", "__call__") else {"self": NOTHING}, None)
         self._is_first = self._is_lax = False
-
-    def _lambdas(self, node: ast.AST) -> None:
-        """Follows those of decorators and of statements at the top."""
-        parts = node.decorator_list if isinstance(node, ast.FunctionDef) else [node]
-        for one in (one for part in parts for one in ast.walk(part)):
-            if isinstance(one, ast.Lambda):
-                self.filled, self._frame = set[str](), Frame({})
-                self._called(one, {}, None)
 
     # Calls
 
@@ -393,15 +372,14 @@ class Flow:
         results: list[Seen] = []
         for function, outer in functions:
             names = [*function.args.posonlyargs, *function.args.args]
-            is_plain = any("static" in ast.unparse(one) for one in _decorators(function))
-            skipped = is_method and not is_plain
+            skipped = is_method and not is_decorated(function, "static")
             pairs = zip((one.arg for one in names[skipped:]), given, strict=False)
             arguments = dict(pairs) | {name: one for name, one in named.items() if name}
             for rest in (function.args.vararg, function.args.kwarg):
                 if rest is not None:
                     arguments[rest.arg] = Seen().joined([*given, *named.values()])
             arguments.setdefault("self", NOTHING)
-            is_kept = any("cache" in ast.unparse(one) for one in _decorators(function))
+            is_kept = is_decorated(function, "cache")
             free = {n: replace(o, uses="", places=frozenset()) for n, o in arguments.items()}
             results.append(self._called(function, free if is_kept else arguments, outer))
             if is_kept:
@@ -430,8 +408,7 @@ class Flow:
             case [ast.Return(value=ast.expr() as value)], [_, *_]:
                 parts = value.elts if isinstance(value, ast.Tuple) else [value]
                 return all(self._place(one) is not None for one in parts)
-            case _:
-                return False
+        return False
 
     def _statement(self, node: ast.stmt) -> bool:
         self._step(node)
@@ -502,8 +479,6 @@ class Flow:
                         self._change(one, one)
             case ast.Expr():
                 self._value(node.value)
-            case _:
-                pass
         return False
 
     def _aside(self, node: Function) -> None:
@@ -555,10 +530,7 @@ class Flow:
         is_hit = self._is_hit(node.body, places)
         hit, made = (node.body, node.orelse) if is_hit else (node.orelse, node.body)
         if not self._is_hit(hit, places) or not made:
-            name = sorted(places)[0]
-            raise Refused(
-                node, f"host code decides by {name}, which an earlier call set; {KEPT_WORDS}"
-            )
+            raise kept_wrongly(node, f"decides by {min(places)}, which an earlier call set")
         self._fills |= {root_of(one) for one in places}
         before, names = set(self.filled), dict(self._frame.names)
         self.filled |= places
@@ -573,9 +545,9 @@ class Flow:
         with self._under(self._used):
             ends = self._block(made)
         self._frame.texts, self._key = old_texts, old_key
-        open_ = sorted(place for place in places if not self._is_filled(place))
+        open_ = [place for place in places if not self._is_filled(place)]
         if open_ and not (ends and isinstance(made[-1], ast.Raise)):
-            raise Refused(node, f"host code asks for {open_[0]} and does not set it; {KEPT_WORDS}")
+            raise kept_wrongly(node, f"asks for {min(open_)} and does not set it")
         self.filled |= places
         self._caches |= places
         for name in bound_names(ast.Module([*made], [])) & {*self._frame.names}:
@@ -632,8 +604,6 @@ class Flow:
                     if is_alike or (is_order and SIZE.search(self._value(one).uses)):
                         slot = [(place, ast.unparse(one))][: owner is kept]
                         return self._texts(one), Key(slots=frozenset(slot))
-            case _:
-                pass
         return frozenset(), Key()
 
     def _texts(self, node: ast.expr) -> frozenset[str]:
@@ -644,8 +614,7 @@ class Flow:
                 return found | self._frame.parts.get(name, frozenset())
             case ast.Tuple(elts=parts) | ast.Call(func=ast.Name(id="tuple"), args=parts):
                 return found.union(*map(self._texts, parts))
-            case _:
-                return found
+        return found
 
     def _is_hit(self, body: Sequence[ast.stmt], places: set[str]) -> bool:
         """True if a block does nothing but take what was kept."""
@@ -679,18 +648,17 @@ class Flow:
                     return next(iter(sorted(found.places)), None)
                 is_own = name in self.parts.own and name not in self.functions
                 return name if is_own and name not in self.parts.class_names else None
-            case ast.Subscript(value=owner, slice=key):
-                place = self._place(owner)
-                return None if place is None else f"{place}[{ast.unparse(key)}]"
-            case ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[key, *_]):
+            case (
+                ast.Subscript(value=owner, slice=key)
+                | ast.Call(func=ast.Attribute(value=owner, attr="get"), args=[key, *_])
+            ):
                 place = self._place(owner)
                 return None if place is None else f"{place}[{ast.unparse(key)}]"
             case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[owner, name, *_]):
                 is_own = isinstance(owner, ast.Name) and owner.id == "self"
                 text = name.value if isinstance(name, ast.Constant) else "*"
                 return f"self.{text}" if is_own else None
-            case _:
-                return None
+        return None
 
     def _is_filled(self, place: str) -> bool:
         """True if this call has set it. Of a cache that may be an earlier call's, parts that some
@@ -724,7 +692,7 @@ class Flow:
         if self._asked:
             self._asked[-1][0].add(place)
             return
-        raise Refused(node, f"host code reads {place}, which an earlier call set; {KEPT_WORDS}")
+        raise kept_wrongly(node, f"reads {place}, which an earlier call set")
 
     def _set(self, node: ast.AST, place: str, value: Seen) -> None:
         root = root_of(place)
@@ -735,7 +703,7 @@ class Flow:
             self.filled.add(place)
             return
         if value.of and not (value.key and value.of.endswith(DEVICE)):
-            raise Refused(node, f"host code keeps {value.of} in {place}; {KEPT_WORDS}")
+            raise kept_wrongly(node, f"keeps {value.of} in {place}")
         self.changed.add(root)
         self._parts.add(place)
         used = value.uses or self._control
@@ -763,10 +731,7 @@ class Flow:
             else self._is_made(place) or self._is_tensor(place)
         ):
             return
-        name = ast.unparse(target)
-        raise Refused(
-            node, f"host code changes {name}, which may last from call to call; {KEPT_WORDS}"
-        )
+        raise kept_wrongly(node, f"changes {ast.unparse(target)}, which may last from call to call")
 
     def _is_new(self, target: ast.expr) -> bool:
         """True for what this call has made, and no call around it."""
@@ -806,7 +771,7 @@ class Flow:
                 if place is None and self._is_top:
                     return  # a switch, or another name of what is defined
                 if place is None:
-                    raise Refused(target, f"host code sets {ast.unparse(target)}; {KEPT_WORDS}")
+                    raise kept_wrongly(target, f"sets {ast.unparse(target)}")
                 self._set(target, place, value)
 
     def _update(self, node: ast.AugAssign) -> None:
@@ -844,10 +809,6 @@ class Flow:
                         self._store(number, PLAIN)
                         self._store(one, value)
                         return
-                    case _:
-                        pass
-            case _:
-                pass
         self._store(target, value)
 
     # Values
@@ -876,13 +837,11 @@ class Flow:
 
     def _require_free(self, node: ast.AST, places: set[str], facts: Sequence[Seen]) -> None:
         if places:
-            name = sorted(places)[0]
-            raise Refused(node, f"host code decides by {name}, an earlier call's; {KEPT_WORDS}")
+            raise kept_wrongly(node, f"decides by {min(places)}, an earlier call's")
         if facts:
             raise Refused(node, f"host code decides by {facts[0].of}; {FACTS_WORDS}")
 
     def _decided(self, node: ast.AST, parts: Iterable[Seen]) -> Seen:
-        """The value of a comparison."""
         facts = [one for one in (self._as_number(node, one) for one in parts) if one.of]
         if facts and self._asked:
             self._asked[-1][1].extend(facts)
@@ -908,7 +867,7 @@ class Flow:
         found = self._told(node)
         uses, key = found.uses or self._used, found.key if isinstance(node, ast.Name) else ""
         texts = self._frame.texts
-        if texts and (self._place(node) in texts or not texts.isdisjoint(_tellings(node))):
+        if texts and (self._place(node) in texts or not texts.isdisjoint(told_by(node))):
             uses, key = "", ast.unparse(node)
         self._used = before or uses
         is_same = (uses, key) == (found.uses, found.key)
@@ -947,11 +906,8 @@ class Flow:
                 if isinstance(ops[0], ast.Is | ast.IsNot) and not self._is_first:
                     given = [one for one in parts if one.uses and TYPE not in one.marks]
                     parts += [Seen(of=ast.unparse(node), is_fact=True)] * (len(given) > 1)
-                are_none = all(
-                    isinstance(one, ast.Constant) and one.value is None for one in others
-                )
-                is_none = are_none and all(isinstance(one, ast.Is | ast.IsNot) for one in ops)
-                if is_none:
+                are_same = all(isinstance(one, ast.Is | ast.IsNot) for one in ops)
+                if are_same and all(ast.unparse(one) == "None" for one in others):
                     parts = [Seen(marks=one.marks.difference(MARKS)) for one in parts]
                 if any(isinstance(one, ast.Is | ast.IsNot | ast.In | ast.NotIn) for one in ops):
                     return self._decided(node, parts)
@@ -1022,19 +978,15 @@ class Flow:
             self._used = self._used or index.uses
             parts = owner
         known = self._frame.find(parts.id) if isinstance(parts, ast.Name) else None
-        known = (known or NOTHING).joined([self._of_place(root)])
+        held = self._held.get(root, NOTHING)  # as its constructor left it
+        if not self._is_first:  # the caller decides on types of parameters
+            left = MARKS if self._is_tensor(root) else (LAYER,)
+            held = held.marked(held.marks.difference(left))
+        known = (known or NOTHING).joined([held])
         uses = known.uses or self._used
         if not self._is_first:
             uses = uses or (place if place == "self.training" else self._put.get(root, ""))
         return replace(known, places=known.places | {place}, is_new=False, uses=uses)
-
-    def _of_place(self, root: str) -> Seen:
-        """A kept value, as its constructor left it. The caller decides on types of parameters."""
-        held = self._held.get(root, NOTHING)
-        if self._is_first:
-            return held
-        is_given = root.removeprefix("self.") in self.parts.tensors
-        return held.marked(held.marks.difference(MARKS if is_given else (LAYER,)))
 
     def _text(self, node: ast.expr) -> Seen:
         """A text that is made tells what surrounds a tensor in it."""
@@ -1090,8 +1042,7 @@ class Flow:
         if place in self.changed and not (
             is_tensors or self._is_made(place) or self._is_tensor(place)
         ):  # there may be several such objects; methods of its class may read it
-            name = ast.unparse(node)
-            raise Refused(node, f"host code reads {name}, which an earlier call set; {KEPT_WORDS}")
+            raise kept_wrongly(node, f"reads {ast.unparse(node)}, which an earlier call set")
         is_own = bool(found.places) or node.attr in self.parts.attributes
         if node.attr in lists.ASKED or (node.attr == "stride" and not is_own):
             return Seen(of=ast.unparse(node), is_fact=node.attr != "stride")
@@ -1130,7 +1081,7 @@ class Flow:
             case ast.Name(id=name):
                 return self._call_name(node, name)
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super"))):
-                return replace(self._arguments(node), places=frozenset(), is_new=True)
+                return replace(Seen().joined(self._passed(node)), places=frozenset(), is_new=True)
             case ast.Attribute():
                 return self._call_attribute(node, node.func)
             case ast.Subscript(value=kernel):
@@ -1146,7 +1097,7 @@ class Flow:
                 found = self._value(node.func)
                 if found.function is not None:
                     return self._own(node, [found.function], is_method=False)
-                made = self._arguments(node).joined([found])
+                made = Seen().joined(self._passed(node)).joined([found])
                 return made.marked(_result(made.marks))
 
     def _passed(self, node: ast.Call) -> list[Seen]:
@@ -1157,7 +1108,11 @@ class Flow:
         given = [self._value(one) for one in node.args]
         if name in MOVES | lists.CASTS:
             given, self._used = [replace(one, uses="") for one in given], used
-        elif name.endswith("_like") and f"{_text(node.args[:1])}.shape" in self._frame.texts:
+        elif (
+            node.args
+            and name.endswith("_like")
+            and f"{ast.unparse(node.args[0])}.shape" in self._frame.texts
+        ):
             given[0], self._used = replace(given[0], uses=""), used
         given += [self._value(one.value) for one in node.keywords if one.arg not in SPECIFIC]
         if name.endswith("_") or any(one.arg == "out" for one in node.keywords):
@@ -1181,15 +1136,12 @@ class Flow:
         self.filled = filled
         return replace(found, places=frozenset(), is_new=False, is_list=False, function=None)
 
-    def _arguments(self, node: ast.Call) -> Seen:
-        return Seen().joined(self._passed(node))
-
     def _call_name(self, node: ast.Call, name: str) -> Seen:
         found = self._frame.find(name)
         own = self._value(ast.Name(name, ast.Load())).function
         if own is not None:
             return self._own(node, [own], is_method=False)
-        given = self._arguments(node)
+        given = Seen().joined(self._passed(node))
         if found is not None:
             return given.joined([found, Seen(marks=_result(given.marks | found.marks))])
         if name in self.parts.aliases:
@@ -1215,7 +1167,7 @@ class Flow:
                 return Seen(of=ast.unparse(node), is_fact=True)
             return found if name == "getattr" else NOTHING
         if name == "setattr" and not self._is_first:
-            raise Refused(node, f"host code calls setattr in a call; {KEPT_WORDS}")
+            raise kept_wrongly(node, "calls setattr in a call")
         if name in ("list", "dict", "set", "sorted", "tuple"):
             return replace(given, is_new=True, is_list=True)
         return replace(given, places=frozenset())
@@ -1231,15 +1183,15 @@ class Flow:
             self._value(owner)
             return self._own(node, self._methods(name), is_method=True)
         if name in lists.CHANGING and not self._is_first:
-            self._mutate(self._arguments(node).uses or self._control)
+            self._mutate(Seen().joined(self._passed(node)).uses or self._control)
             self._change(node, owner)
             return NOTHING
         if name in lists.CHANGING:
             if (place := self._place(owner)) and not self._is_made(place):
                 self._change(node, owner)
-            return replace(self._arguments(node), is_new=True)
+            return replace(Seen().joined(self._passed(node)), is_new=True)
         if name in lists.BUILDING and not self._is_first and name != "eval":
-            raise Refused(node, f"host code calls {ast.unparse(func)} in a call; {KEPT_WORDS}")
+            raise kept_wrongly(node, f"calls {ast.unparse(func)} in a call")
         found = self._value(func)
         if name in lists.ASKED or name == "stride":
             is_fact = name != "stride"
@@ -1260,7 +1212,11 @@ class Flow:
             return Seen(of=ast.unparse(node), is_fact=True)
         if name in ("format", "join"):
             made = Seen(of="a text that is made", is_fact=True)
-            return made if name == "format" else replace(self._arguments(node), places=frozenset())
+            return (
+                made
+                if name == "format"
+                else replace(Seen().joined(self._passed(node)), places=frozenset())
+            )
         made = Seen(of=owned.of, is_fact=owned.is_fact).joined(given)
         is_typed = name == "view" and any(TYPE in one.marks for one in given)
         if is_typed and owned.marks & UNTYPED:
@@ -1326,7 +1282,6 @@ class Flow:
 
 
 def _lasting(node: Function) -> Names:
-    """Arguments with a list or a dict as their default."""
     everything = [*node.args.posonlyargs, *node.args.args]
     pairs = [*zip(reversed(everything), reversed(node.args.defaults), strict=False)]
     pairs += [
@@ -1353,23 +1308,6 @@ def _is_asking(kernel: ast.FunctionDef) -> bool:
     return any(one.attr in ("dtype", "element_ty", "primitive_bitwidth") for one in parts)
 
 
-def _text(nodes: Sequence[ast.expr]) -> str:
-    return ", ".join(map(ast.unparse, nodes))
-
-
-def _tellings(node: ast.expr) -> set[str]:
-    """Texts of values that tell what an expression does."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=one, attr=name)) if name in lists.SIZES:
-            return {ast.unparse(node), f"{ast.unparse(one)}.shape"}
-        case _:
-            return {ast.unparse(node)}
-
-
-def _decorators(node: Function) -> Sequence[ast.expr]:
-    return node.decorator_list if isinstance(node, ast.FunctionDef) else ()
-
-
 def _below(node: ast.AST) -> list[ast.expr]:
     found: list[ast.expr] = []
     for one in ast.iter_child_nodes(node):
@@ -1385,8 +1323,7 @@ def _bare(node: ast.expr) -> str:
     match node:
         case ast.Call(func=ast.Attribute(value=one, attr=name)) if name in MOVES:
             return _bare(one)
-        case _:
-            return ast.unparse(node)
+    return ast.unparse(node)
 
 
 def _are_one(node: ast.If) -> bool:
@@ -1394,8 +1331,7 @@ def _are_one(node: ast.If) -> bool:
     match node.body, node.orelse:
         case [ast.Return(value=ast.expr() as one)], [ast.Return(value=ast.expr() as other)]:
             return _bare(one) == _bare(other)
-        case _:
-            return False
+    return False
 
 
 def _is_right(body: Sequence[ast.stmt]) -> bool:
@@ -1417,6 +1353,19 @@ def _is_right(body: Sequence[ast.stmt]) -> bool:
             case _:
                 return False
     return True
+
+
+def kept_wrongly(node: ast.AST, words: str) -> Refused:
+    return Refused(node, f"host code {words}; {KEPT_WORDS}")
+
+
+def told_by(node: ast.expr) -> set[str]:
+    """Texts of values that tell what an expression does."""
+    found = {ast.unparse(node)}
+    func = node.func if isinstance(node, ast.Call) else None
+    if isinstance(func, ast.Attribute) and func.attr in lists.SIZES:
+        found.add(f"{ast.unparse(func.value)}.shape")
+    return found
 
 
 def without(texts: frozenset[str], word: re.Pattern[str]) -> frozenset[str]:

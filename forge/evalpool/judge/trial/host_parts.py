@@ -1,4 +1,4 @@
-# pyright: strict
+# pyright: strict, reportMatchNotExhaustive=false
 """Takes a candidate's source apart: what it imports and defines, and which of that can run."""
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Refused(Exception):
 
 
 def refusal(node: ast.AST, name: str, advice: str = ALLOWED) -> Refused:
-    """The error for a name."""
     return Refused(node, f"host code names {name}; {advice}")
 
 
@@ -70,7 +69,6 @@ class Parts:
 
     @property
     def class_names(self) -> set[str]:
-        """Names of the classes."""
         return {one.name for one in self.classes}
 
     def wholes(self, name: str, rest: str) -> list[str]:
@@ -98,7 +96,6 @@ class Parts:
         return {one for one in self.wholes(name, rest) if one in LIBRARIES}
 
     def take_import(self, node: ast.AST) -> None:
-        """Notes what a statement imports."""
         pairs: list[tuple[str, str]] = []
         if isinstance(node, ast.ImportFrom):
             owner = "." * node.level + (node.module or "")
@@ -129,8 +126,6 @@ class Parts:
                 ):
                     self.attributes.add(name)
                     self.shared.add(name)
-                case _:
-                    pass
         for one in ast.walk(node):
             match one:
                 case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
@@ -146,8 +141,6 @@ class Parts:
                 ):
                     self.attributes.add(name)
                     self.tensors.add(name)
-                case _:
-                    pass
 
 
 def parts_of(tree: ast.Module, entry_point: str) -> Parts:
@@ -206,6 +199,11 @@ def _reached(
     return reached
 
 
+def is_decorated(node: ast.AST, word: str) -> bool:
+    """True for a function with a decorator that has this word."""
+    return any(word in ast.unparse(one) for one in getattr(node, "decorator_list", ()))
+
+
 def bound_names(scope: ast.AST) -> frozenset[str]:
     """Names that a function, or another scope, binds itself."""
     found, shared = set[str](), set[str]()
@@ -224,8 +222,6 @@ def bound_names(scope: ast.AST) -> frozenset[str]:
                 found.add(name)
             case ast.Global(names=names):
                 shared |= {*names}
-            case _:
-                pass
     return frozenset(found - shared)
 
 

@@ -1,5 +1,9 @@
 # pyright: strict
-"""Holds what is captured of a candidate: its programs, their structure, answers to its host."""
+"""Holds what is captured of a candidate: its programs, their structure, answers to its host.
+
+A program is held to its problem's form and to the policy before anything of it runs. The text of
+its kernels is read as a tree.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,37 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forge.evalpool.judge.channel.words import MAX_DETAIL_CHARACTERS, at_line
-from forge.evalpool.judge.compiler.binary import Failure, FailureKind
-from forge.evalpool.judge.program.format import Choice, Launch
+from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
+from forge.evalpool.judge.execute.outcome import line_of, stores_to
+from forge.evalpool.judge.program.dataflow import Access
+from forge.evalpool.judge.program.format import Choice, Launch, Op, Section
+from forge.evalpool.judge.program.ops import MOVES, kind_of
 from forge.evalpool.judge.program.policy import Rule, judge_policy, judge_work
 from forge.evalpool.judge.program.questions import concealed, deviation, truths
-from forge.evalpool.judge.trial.structure import (
-    num_launches,
-    operation_line,
-    store_line,
-    text_of,
-    torch_share,
-)
+from forge.evalpool.judge.program.walk import op_bytes, variants
 from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, Decided, Finding
-from forge.evalpool.judge.ttir.parse import InvalidModule
-from forge.evalpool.judge.wide.patterns import about
+from forge.evalpool.judge.ttir.parse import InvalidModule, malformed, parse
+from forge.evalpool.judge.ttir.verify import (
+    Lookups,
+    Use,
+    lookups_of,
+    operations_of,
+    uses_of,
+    verify,
+)
+from forge.evalpool.judge.wide.patterns import VALUE, about
 from forge.records.reason import Reason, Status
+from forge.records.verdict import LaunchFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.compiler.binary import Binary
     from forge.evalpool.judge.compiler.compile import Compiler
     from forge.evalpool.judge.program.dataflow import Accesses
     from forge.evalpool.judge.program.format import Kernel, Node, Program
@@ -39,8 +49,147 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.captures import Captured, Captures
     from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.trial.judgement import Device
-    from forge.evalpool.judge.trial.structure import Text
     from forge.evalpool.judge.trial.trial import Candidate, OpenSide, Phases
+    from forge.evalpool.judge.ttir.tree import Module
+
+MAX_LAUNCHES = 256
+"""Launches of a call that a profile has."""
+MAX_KERNELS = 64
+"""Kernels whose accesses are remembered, each with its text: those of the last candidates, which
+are captured for several input sets and often alike."""
+MAX_MODULES = 2
+"""Parsed texts that are remembered: those of the candidate that is judged."""
+MAX_KEPT_CHARACTERS = 64 << 10
+"""Longest text that is remembered; a candidate may send megabytes."""
+
+Text: TypeAlias = "tuple[tuple[Access, ...], Lookups]"
+"""Access of a kernel to the memory behind each of its parameters, and its lookups."""
+
+
+def _called(program: Program) -> list[Node]:
+    """Nodes of one forward call; of a choice that is open, those of its first alternative."""
+    nodes = next(variants(program))
+    return [placed.node for placed in nodes if placed.section is Section.FORWARD]
+
+
+def num_launches(program: Program) -> int:
+    return sum(isinstance(node, Launch) for node in _called(program))
+
+
+def store_line(program: Program, output: int) -> int:
+    """The source line of the only store to an output; 0 where there are several, or none."""
+
+    def uses(node: Launch) -> Sequence[Use | None]:
+        kernel = program.kernels[node.kernel]
+        is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
+        return uses_of(_kept_module(kernel.ttir), kernel.name) if is_kept else ()
+
+    try:
+        return line_of(stores_to(program, output, uses))
+    except InvalidModule:
+        return 0
+
+
+def operation_line(program: Program, names: Collection[str], place: int) -> int:
+    """The source line of operations with these names in the kernels, or of those whose results are
+    stored, the first or the last one; 0 for none."""
+    found = set[int]()
+    for kernel in program.kernels if names else ():
+        if len(kernel.ttir) > MAX_KEPT_CHARACTERS:
+            return 0
+        try:
+            functions = _kept_module(kernel.ttir).functions.values()
+        except InvalidModule:
+            return 0
+        for function in functions:
+            made = {value: o for o in operations_of(function) for value in o.results}
+            stores = [o for o in operations_of(function) if o.name == "tt.store"]
+            chosen = [o for o in operations_of(function) if o.name in names]
+            if names == VALUE:
+                chosen = [made[o.operands[1]] for o in stores if o.operands[1] in made]
+            found |= {kernel.lines[o.index] for o in chosen if o.index < len(kernel.lines)}
+    return sorted(found - {0})[place] if found - {0} else 0
+
+
+def torch_share(program: Program) -> float:
+    """Share of the work of `forward` that torch's operations do, the rest being the kernels'.
+
+    Work is the bytes of the tensors that a node names; operations that only move data have none.
+    """
+    own = moved = 0
+    for node in _called(program):
+        if isinstance(node, Op) and kind_of(program, node) not in MOVES:
+            moved += op_bytes(program, node)
+        elif isinstance(node, Launch):
+            own += op_bytes(program, node)
+    return moved / max(own + moved, 1)
+
+
+def launch_facts(
+    program: Program, binaries: Sequence[Binary | Failure | None]
+) -> tuple[LaunchFacts, ...]:
+    """The launches of one forward call, with what their compilation gave."""
+    found = list[LaunchFacts]()
+    launches = [node for node in _called(program) if isinstance(node, Launch)]
+    for node in launches[:MAX_LAUNCHES]:
+        kernel, binary = program.kernels[node.kernel], binaries[node.kernel]
+        is_compiled = isinstance(binary, Binary)
+        found.append(
+            LaunchFacts(
+                name=kernel.name,
+                grid=node.grid,
+                num_warps=kernel.options.num_warps,
+                num_stages=kernel.options.num_stages,
+                num_bytes=op_bytes(program, node),
+                num_registers=binary.num_registers if is_compiled else None,
+                num_spills=binary.num_spills if is_compiled else None,
+                shared_bytes=binary.shared_bytes if is_compiled else None,
+            )
+        )
+    return tuple(found)
+
+
+def text_of(kernel: Kernel) -> Text:
+    """Accesses and lookups of a kernel. Raises InvalidModule."""
+    is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
+    found = (_kept_text if is_kept else _read_text)(kernel.ttir, kernel.name)
+    if (num := len(found[0])) != len(kernel.parameters):
+        raise InvalidModule(
+            f"{num} arguments of the function for {len(kernel.parameters)} parameters"
+        )
+    return found
+
+
+def _read_text(ttir: str, name: str) -> Text:
+    is_kept = len(ttir) <= MAX_KEPT_CHARACTERS
+    module = (_kept_module if is_kept else _module)(ttir)
+    with malformed():
+        if name not in module.functions:
+            raise InvalidModule("no function of this name")
+        uses = uses_of(module, name)
+        return tuple(_access(use) for use in uses), lookups_of(module, name)
+
+
+def _module(ttir: str) -> Module:
+    with malformed():
+        module = parse(ttir)
+        verify(module)
+        return module
+
+
+_kept_text = lru_cache(maxsize=MAX_KERNELS)(_read_text)
+_kept_module = lru_cache(maxsize=MAX_MODULES)(_module)
+
+
+def _access(use: Use | None) -> Access:
+    if use is None:
+        return Access.NONE
+    found = Access.NONE
+    if use.is_read:
+        found |= Access.READ
+    if use.is_written:
+        found |= Access.WRITE
+    return found
 
 
 NUM_AHEAD = 4
@@ -109,12 +258,10 @@ class Programs:
 
     @property
     def code(self) -> str:
-        """The candidate's source."""
         return self.candidate.code
 
     @property
     def phases(self) -> Phases:
-        """Times of the judgement."""
         return self.candidate.phases
 
     def on(self, draw: Draw, *, problem: ProblemFacts) -> Programs:
@@ -157,7 +304,6 @@ class Programs:
         return self.device.values(prefix, number=number)
 
     def first(self) -> Captured:
-        """The program of set 0, captured once."""
         self._kept = self._kept or self._captured(0)
         return self._kept
 
@@ -207,17 +353,14 @@ class Programs:
         return found
 
     def binaries(self, program: Program, *, is_wide: bool = False) -> list[Binary | Failure]:
-        """The compiled kernels of a program, in order."""
         with self.phases.timed("compile"):
             return self.compiler.compile(program.kernels, program.target, is_rewritten=is_wide)
 
     def require_binaries(self, program: Program, found: list[Binary | Failure]) -> None:
-        """Raises Decided for the first kernel without a binary."""
         for kernel, one in zip(program.kernels, found, strict=True):
             self._require_binary(kernel, one)
 
     def require_kernels(self, program: Program, found: Sequence[Binary | Failure | None]) -> None:
-        """Raises Decided for the first kernel that must run and failed."""
         for number in needed_kernels(program, found):
             self._require_binary(program.kernels[number], found[number])
 
@@ -233,7 +376,6 @@ class Programs:
         raise Decided(self.report(status, reason, detail))
 
     def at_line(self, line: int | None, message: str) -> str:
-        """A message with the candidate's source line."""
         return at_line(self.code, line or None, message)
 
     def _captured(self, number: int) -> Captured:
@@ -354,7 +496,6 @@ class Programs:
                 raise Decided(self.report(Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES, detail))
 
     def _require_allowed(self, refusal: Refusal | None) -> None:
-        """Raises Decided for a broken rule of the policy."""
         if refusal is None:
             return
         default = Status.REJECTED, Reason.TORCH_WORK
@@ -380,7 +521,7 @@ class Programs:
             },
             entry_point=self.candidate.entry_point,
             phases=self.phases,
-            answers=self,
+            answers=self.values,
             number=number,
         )
 

@@ -1,15 +1,21 @@
 """The draws of each problem, asked of oracles and kept for a few candidates.
 
 Called by `trials.py`. Keeps the draws of a bounded number of problems, and has them made anew with
-fresh OS-random seeds after `draws.draw.MAX_USES` candidates. All that comes from one judgement
-to the next is the feedback, so sharing inputs among a few candidates tells them a few expected
-numbers each, which is too much only where there are few (`Draw.is_used_up`).
+fresh OS-random seeds after `draws.MAX_USES` candidates. All that comes from one judgement to the
+next is the feedback, so sharing inputs among a few candidates tells them a few expected numbers
+each, which is too much only where there are few (`Draw.is_used_up`).
+
+No problem meets changes that another one's code made to torch: an oracle draws for several problems
+only while all that it ran could leave nothing behind (`is_contained`); any other has one of its
+own, which ends with its draw, as does one whose draw failed. On a GPU, contexts are what is scarce:
+at most `num_kept` are kept; a draw that finds all of them at work waits for one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,20 +28,94 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
+from forge.evalpool.judge.children.kept import KeptChildren
+from forge.evalpool.judge.children.spawner import SandboxedChild, ZygoteGone
 from forge.evalpool.judge.trial.draws import Builder, Delivered, HostDraw, parse_specs
-from forge.evalpool.judge.trial.oracles import Oracles, OutOfMemory
+from forge.evalpool.judge.trial.host_code import host_code
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+    from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.trial.draws import Draw
-    from forge.evalpool.judge.trial.results import Content
+    from forge.evalpool.judge.trial.judgement import Content
     from forge.records.problem import ReferenceModule
 
     Turn = Callable[[], AbstractContextManager[None]]
+
+OF_PROCESS = re.compile(r"\b(cuda|compile|backends|triton)\b")
+"""Names of torch that a capture gives another meaning: here they may leave something behind."""
+FUNCTION = re.compile(r"^def (\w+)", re.MULTILINE)
+
+
+def is_contained(problem: ReferenceModule) -> bool:
+    """True if the reference does nothing that outlives it, with all functions of its file: by the
+    same rules as a candidate that shares its child. To doubt one wrongly costs time alone."""
+    named = "".join(f"{name}, " for name in FUNCTION.findall(problem.source))
+    code = f"{problem.source}\n({named})\n"
+    is_plain = host_code(code, entry_point=problem.entry_point).is_shareable
+    return is_plain and not OF_PROCESS.search(problem.source)
+
+
+class OutOfMemory(Exception):
+    """An oracle needed more memory than it may have."""
+
+
+class Oracles:
+    """One judge's. Safe to call from several threads."""
+
+    def __init__(self, spawner: Spawner, *, num_kept: int, role: str = "oracle") -> None:
+        self._spawner = spawner
+        self._kept = KeptChildren(spawner, role=role, is_released=False)
+        self._free = threading.Semaphore(num_kept)
+        self._spent = set[SandboxedChild]()
+
+    @contextmanager
+    def lent(self, problem: ReferenceModule, *, is_clean: bool = True) -> Iterator[SandboxedChild]:
+        """One for a draw of a problem, which may be asked for another once the block has ended
+        well. Raises ZygoteGone or WeakSandbox, but not behind a draw that is done: it may hold
+        memory of the card that somebody must free.
+
+        Args:
+            is_clean: what is asked of it leaves nothing behind, whatever the problem is.
+        """
+        # Without a sandbox a candidate could enter the process that draws for the next one.
+        is_shared = is_clean and is_contained(problem) and self._kept.can_keep
+        with self._free if is_shared else nullcontext():
+            take = self._kept.take if is_shared else self._kept.fresh
+            one = take(source=problem.source)
+            try:
+                yield one.child
+            except BaseException as error:
+                self._end_failed(one.child, error)
+                raise
+            if is_shared and one.child not in self._spent:
+                self._kept.give_back(one)
+            else:
+                self._spent.discard(one.child)
+                self._kept.end(one)
+
+    def spend(self, child: SandboxedChild) -> None:
+        """A lent one serves no other problem: what it did left something behind."""
+        self._spent.add(child)
+
+    def clear(self) -> None:
+        """Ends those that wait: no draw is asked for, or something else needs the card's memory."""
+        self._kept.close()
+
+    def _end_failed(self, child: SandboxedChild, error: BaseException) -> None:
+        """Raises ZygoteGone where it ended with its zygote: no reference is to blame for that; and
+        OutOfMemory where the memory cap killed it."""
+        self._spent.discard(child)
+        if isinstance(error, frames.PeerGone):
+            if self._spawner.ended(child).is_out_of_memory:
+                raise OutOfMemory from error
+        else:
+            self._spawner.end(child)
+        if not self._spawner.is_current(child):
+            raise ZygoteGone("an oracle ended with its zygote") from error
 
 
 MAX_CACHED_BYTES = 256 << 20
@@ -56,37 +136,6 @@ class ReferenceFailed(Exception):
 
 class ProblemTooLarge(ReferenceFailed):
     """The problem's tensors are more than this judge has memory for."""
-
-
-class KnownFailures:
-    """References that failed twice in a row lately. Each candidate of such a problem would wait for
-    the same failure, up to a judge's deadline. Not for ever: a machine may have been full."""
-
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._found: OrderedDict[str, list[tuple[float, ReferenceFailed]]] = OrderedDict()
-        """Failures since the last success, by problem."""
-
-    def require_unknown(self, key: str) -> None:
-        """Raises the failure of a problem that failed twice, for FAILED_S."""
-        found = self._found.get(key, [])
-        if len(found) > 1 and self._clock() - found[-1][0] < FAILED_S:
-            error = found[-1][1]
-            raise type(error)(*error.args)
-
-    @contextmanager
-    def noted(self, key: str) -> Generator[None]:
-        """Within, a ReferenceFailed counts as a failure of this problem, and the end as a
-        success."""
-        before = self._found.pop(key, [])
-        try:
-            yield
-        except ReferenceFailed as error:
-            found = type(error)(*error.args)  # without the frames that the other one came through
-            self._found[key] = [*before[-1:], (self._clock(), found)]
-            while len(self._found) > MAX_FAILURES:
-                self._found.popitem(last=False)
-            raise
 
 
 C = TypeVar("C", bound="Content")
@@ -133,7 +182,8 @@ class References(ABC, Generic[C]):
         self._lock = threading.Lock()
         self._drawing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._cache: OrderedDict[str, C] = OrderedDict()
-        self._failures = KnownFailures()
+        self._failures: OrderedDict[str, tuple[int, float, ReferenceFailed]] = OrderedDict()
+        """Failures since the last success, by problem: their number, and the last one's time."""
 
     def hold(self, problem: ReferenceModule, *, shared: Turn = nullcontext, **terms: Any) -> C:
         """A draw that stays until `let_go`.
@@ -157,9 +207,7 @@ class References(ABC, Generic[C]):
                 self._retire(key)
                 if not terms:
                     self._make_room()  # before it is made: memory is used again at once
-            self._failures.require_unknown(key)
-            with self._failures.noted(key):
-                drawn = self._draw(problem, shared, **terms)
+            drawn = self._drawn(key, problem, shared, **terms)
             with self._lock:
                 self._cache[key] = drawn
                 return self._held(key, drawn, is_aside=bool(terms))
@@ -175,25 +223,31 @@ class References(ABC, Generic[C]):
         end."""
         self._oracles.clear()
 
-    def close(self) -> None:
-        """Ends all oracles that wait."""
-        self.end_idle()
+    def _drawn(self, key: str, problem: ReferenceModule, shared: Turn, **terms: Any) -> C:
+        """A new draw. A reference that failed twice in a row fails at once for FAILED_S: each
+        candidate would wait for it, up to a judge's deadline. Not for ever: a machine may have
+        been full."""
+        known = self._failures.pop(key, None)
+        num = known[0] if known else 0
+        if known and num > 1 and time.monotonic() - known[1] < FAILED_S:
+            self._failures[key] = known
+            raise type(known[2])(*known[2].args)
+        try:
+            return self._draw(problem, shared, **terms)
+        except ReferenceFailed as error:
+            found = type(error)(*error.args)  # without the frames that the other one came through
+            self._failures[key] = num + 1, time.monotonic(), found
+            while len(self._failures) > MAX_FAILURES:
+                self._failures.popitem(last=False)
+            raise
 
     @abstractmethod
     def _draw(self, problem: ReferenceModule, shared: Turn, **terms: Any) -> C:
         """A new draw. Raises as `hold`."""
 
     def _request(self, problem: ReferenceModule, **terms: Any) -> dict[str, Any]:
-        """Body of an oracle's request."""
-        return {
-            "source": problem.source,
-            "entry_point": problem.entry_point,
-            "precision": problem.precision,
-            "num_sets": self._num_sets,
-            "max_bytes": self._max_bytes,
-            "moved": self._is_varied,
-            **terms,
-        }
+        own = {"num_sets": self._num_sets, "max_bytes": self._max_bytes, "moved": self._is_varied}
+        return {**_body(problem), **own, **terms}
 
     def _held(self, key: str, kept: C, *, is_aside: bool = False) -> C:
         """Notes a holder. A draw on further terms is for one candidate: it is the first to go."""
@@ -206,11 +260,7 @@ class References(ABC, Generic[C]):
         return kept
 
     def _make_room(self, *, but: str = "") -> None:
-        """Retires draws, the oldest first, until they take no more than they may.
-
-        Args:
-            but: key of one that stays.
-        """
+        """Retires draws but one, the oldest first, until they take no more than they may."""
         sizes = {key: one.num_bytes for key, one in self._cache.items()}
         large = [key for key, size in sizes.items() if size > self.small_bytes and key != but]
         kept_bytes = sum(sizes.values())
@@ -230,6 +280,12 @@ class References(ABC, Generic[C]):
             kept.free()
 
 
+def _body(problem: ReferenceModule) -> dict[str, Any]:
+    """The problem in an oracle's request."""
+    names = ("source", "entry_point", "precision")
+    return {name: getattr(problem, name) for name in names}
+
+
 def _key(problem: ReferenceModule) -> str:
     text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
@@ -242,28 +298,15 @@ class Sketches:
     def __init__(
         self, oracles: Oracles, *, max_bytes: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        Args:
-            oracles: of a CPU.
-            max_bytes: memory that one draw may take.
-        """
-        self._oracles = oracles
-        self._max_bytes = max_bytes
+        """`oracles` of a CPU; `max_bytes` of memory may one draw take."""
+        self._oracles, self._max_bytes, self._clock = oracles, max_bytes, clock
         self._lock = threading.Lock()
-        self._clock = clock
         self._kept: OrderedDict[tuple[str, bool], tuple[Draw | None, float]] = OrderedDict()
         """Sketches, and the times until which they stand."""
 
     def of(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
-        """The sketch of a problem; None for one that needs values to run, or more memory than there
-        is.
-
-        Args:
-            is_plain: under another project's protocol.
-
-        Raises:
-            ZygoteGone, WeakSandbox: no child can be had.
-        """
+        """The sketch of a problem, under another project's protocol if `is_plain`; None for one
+        that needs values to run, or more memory than there is. Raises ZygoteGone or WeakSandbox."""
         key = _key(problem), is_plain
         with self._lock:
             found, until = self._kept.get(key, (None, -math.inf))
@@ -284,18 +327,10 @@ class Sketches:
         return found
 
     def close(self) -> None:
-        """Ends the oracles that wait."""
         self._oracles.clear()
 
     def _asked(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
-        """An oracle's sketch. Raises what may be the machine's fault."""
-        body = {
-            "source": problem.source,
-            "entry_point": problem.entry_point,
-            "precision": problem.precision,
-            "plain": is_plain,
-            "sketch": True,
-        }
+        body = {**_body(problem), "plain": is_plain, "sketch": True}
         expected = (Kind.LAYOUT, Kind.FAILED)
         with self._oracles.lent(problem) as oracle:
             frames.send(oracle.sock, Kind.PROBLEM, body)
@@ -314,7 +349,6 @@ class Sketches:
 
 
 def failed(problem: ReferenceModule, words: str) -> ReferenceFailed:
-    """The error of a reference."""
     return ReferenceFailed(clean(without_paths(f"the reference of {problem.problem_id} {words}")))
 
 
@@ -322,11 +356,7 @@ class HostReferences(References[HostDraw]):
     """Draws of a judge without a card."""
 
     def __init__(self, spawner: Spawner, *, draw_timeout_s: float, **terms: Any):
-        """
-        Args:
-            draw_timeout_s: limit for a draw, most of which may be work of the judge's own.
-            terms: of `References`.
-        """
+        """`draw_timeout_s`: limit for a draw, most of which may be work of the judge's own."""
         oracles = Oracles(spawner, num_kept=1)
         super().__init__(oracles, max_cached_bytes=MAX_CACHED_BYTES, **terms)
         self._draw_timeout_s = draw_timeout_s
@@ -356,31 +386,19 @@ class HostReferences(References[HostDraw]):
             raise failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
 
     def _asked(self, problem: ReferenceModule, **terms: Any) -> HostDraw:
-        """A draw of an oracle's."""
-        with self._oracles.lent(problem) as oracle:
-            return self._ask(oracle, problem, **terms)
-
-    def _ask(self, oracle: SandboxedChild, problem: ReferenceModule, **terms: Any) -> HostDraw:
-        body = self._request(
-            problem,
-            device="cpu",
-            reports=True,
-            tf32=False,
-            tf32_products=False,
-            **terms,
-        )
-        with returned_memory(self._max_bytes) as fd:
+        own = {"device": "cpu", "reports": True, "tf32": False, "tf32_products": False}
+        body = self._request(problem, **own, **terms)
+        oracles, room = self._oracles.lent(problem), returned_memory(self._max_bytes)
+        with oracles as oracle, room as fd:
             frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))
-            answer = receive_answer(
-                oracle.sock, timeout_s=self._timeout_s, draw_timeout_s=self._draw_timeout_s
-            )
+            limits = {"timeout_s": self._timeout_s, "draw_timeout_s": self._draw_timeout_s}
+            answer = receive_answer(oracle.sock, **limits)
             if answer.kind is Kind.FAILED:
                 raise self._failed(problem, answer.body)
             found = Delivered.taken(answer.body, fd, max_bytes=self._max_bytes)
         return HostDraw(found.draw(problem), found.parts)
 
     def _failed(self, problem: ReferenceModule, body: dict[str, Any]) -> Exception:
-        """The error of a FAILED frame."""
         kind, message = body.get("type"), str(body.get("message"))
         if kind == "ProblemTooLarge":
             return _too_large(problem, message)
@@ -390,11 +408,8 @@ class HostReferences(References[HostDraw]):
 
 
 def receive_answer(sock: socket.socket, *, timeout_s: float, draw_timeout_s: float) -> frames.Frame:
-    """Receives the results of an oracle on a CPU.
-
-    Raises DeadlinePassed after `timeout_s` of its reference's processor time, after as much
-    silence, or after `draw_timeout_s` in all.
-    """
+    """Receives the results of an oracle on a CPU. Raises DeadlinePassed after `timeout_s` of its
+    reference's processor time, after as much silence, or after `draw_timeout_s` in all."""
     expected = (Kind.LAYOUT, Kind.FAILED, Kind.PROGRESS)
     last = time.monotonic() + draw_timeout_s
     while True:

@@ -1,4 +1,4 @@
-# pyright: strict
+# pyright: strict, reportMatchNotExhaustive=false
 """Says what to write instead, below a message of Triton's that names no cause.
 
 Called for a kernel that does not compile and for an exception of the host's part. The source is
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from forge.records.syntax import syntax_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 INSTEAD = {
     "tanh": "2 * tl.sigmoid(2 * x) - 1",
@@ -57,12 +57,8 @@ def remark(code: str, line: int | None, message: str) -> tuple[int | None, str]:
     """
     for pattern, answer in ANSWERS:
         if found := re.search(pattern, message):
-            return answer(code, line, found)
+            return (line, answer) if isinstance(answer, str) else answer(code, line, found)
     return line, ""
-
-
-def _say(words: str) -> Callable[[str, int | None, re.Match[str]], tuple[int | None, str]]:
-    return lambda code, line, found: (line, words)
 
 
 def _undefined(code: str, line: int | None, found: re.Match[str]) -> tuple[int | None, str]:
@@ -92,8 +88,6 @@ def _inner_names(code: str, name: str, line: int) -> Iterator[tuple[int, str]]:
             match node:
                 case ast.Name(id=found, ctx=ast.Store(), lineno=at) if found == name and at < line:
                     yield at, kind or ""
-                case _:
-                    pass
 
 
 def _foreign(code: str, line: int | None, found: re.Match[str]) -> tuple[int | None, str]:
@@ -106,8 +100,6 @@ def _foreign(code: str, line: int | None, found: re.Match[str]) -> tuple[int | N
             match node:
                 case ast.Call(func=ast.Attribute(attr=called), lineno=at) if called == name:
                     line = at
-                case _:
-                    pass
     instead = f": use {INSTEAD[name]}" if name in INSTEAD else f", as tl.{name} if there is one"
     words = "a kernel calls functions of tl and of @triton.jit only, not of torch, numpy or math"
     return line, words + instead
@@ -148,18 +140,15 @@ def _tree(code: str) -> ast.AST:
 ANSWERS = (
     (
         r"must be a power of (2|two)",
-        _say(
-            "every size of a block is a constant power of 2: take the next one"
-            " (triton.next_power_of_2) and mask the lanes beyond"
-        ),
+        "each size of a block is a power of 2: triton.next_power_of_2, with lanes beyond masked",
     ),
     (
         r"arguments must be of type tl.constexpr|constexpr.* required|must be a constexpr",
-        _say("declare the parameter as NAME: tl.constexpr"),
+        "declare the parameter as NAME: tl.constexpr",
     ),
     (
         r"Cannot access global variable (\w+)",
-        _say("pass it as an argument, or define it at the top as tl.constexpr(value)"),
+        "pass it as an argument, or define it at the top as tl.constexpr(value)",
     ),
     (r"NameError: (\w+) is not defined", _undefined),
     (r"Unsupported function referenced: <\S+(?: function| method)? '?([\w.]+)'?", _foreign),
@@ -168,26 +157,23 @@ ANSWERS = (
     (r"unsupported AST node type: (\w+)", _syntax),
     (
         r"__setitem__ is not supported|unsupported tensor index",
-        _say(
-            "a block has no elements to index: choose them with tl.where(offsets == i, ...), or"
-            " load and store at their addresses"
-        ),
+        "a block has no elements to index: use tl.where(offsets == i, ...), or their addresses",
     ),
     (
         r"(Value|Mask|Other) argument cannot be block type if pointer argument is not a block",
-        _say("the pointer is one address: add a block of offsets, or reduce the value (tl.sum)"),
+        "the pointer is one address: add a block of offsets, or reduce the value (tl.sum)",
     ),
     (
         r"unsupported operand type\(s\) for \*\*",
-        _say("a block has no **: use x * x, or tl.exp(p * tl.log(x)) of positive x"),
+        "a block has no **: use x * x, or tl.exp(p * tl.log(x)) of positive x",
     ),
     (
         r"object has no attribute 'handle'",
-        _say("a condition or a bound of a loop must be a value that the kernel computes"),
+        "a condition or a bound of a loop must be a value that the kernel computes",
     ),
     (
         r"'int' object is not subscriptable|object of type 'int' has no len",
-        _say("a grid is a tuple or a function of the constants: kernel[(n,)](...)"),
+        "a grid is a tuple or a function of the constants: kernel[(n,)](...)",
     ),
 )  # fmt: skip
 """Patterns of messages, and the remark on each."""

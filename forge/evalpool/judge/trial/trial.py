@@ -21,6 +21,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.sandbox.caps import held_bytes
 from forge.evalpool.judge.sandbox.processes import waited_s
+from forge.evalpool.judge.trial.host_code import host_code
 from forge.evalpool.judge.trial.remarks import remark
 from forge.records.reason import Reason
 from forge.records.rules import split_rules
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.trial.draws import Draw
+    from forge.evalpool.judge.trial.host_code import HostCode
     from forge.records.problem import ReferenceModule
     from forge.records.rules import PolicyName
 
@@ -56,8 +58,6 @@ CORRECTNESS_ALONE = JudgeOptions(timing=False)
 MIN_OWN_SHARE = 0.5
 """Share of its limit that a child has run for before its silence is its own on a busy machine."""
 MAX_CONSTANTS = 16
-OUT_OF_MEMORY = "out_of_memory"
-"""Reason of a candidate that asked for more than there was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,6 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the time inside to a phase."""
         started = time.monotonic()
         try:
             yield
@@ -107,8 +106,12 @@ class Candidate:
 
     @property
     def entry_point(self) -> str:
-        """Name of the class or function that answers the problem."""
         return f"{self.problem.entry_point}New"
+
+    @property
+    def host(self) -> HostCode:
+        """The findings about its host code."""
+        return host_code(self.code, entry_point=self.entry_point)
 
     def under(self, rules: str) -> Candidate:
         """The same source under other rules, as in `judge.also`, for correctness alone."""
@@ -137,7 +140,6 @@ class OpenSide(NamedTuple):
 
     @classmethod
     def parse(cls, data: Any) -> OpenSide:
-        """From an evaluator's answer."""
         line, text, constants, memory = data
         numbers = (one for one in constants[:MAX_CONSTANTS] if type(one) in (int, float))
         return cls(
@@ -155,12 +157,8 @@ class Decided(Exception):
 
 
 class Allowance:
-    """Time for one answer of a child, without what it waited for a core: a busy machine's part.
-
-    Args:
-        left_s: for the child itself.
-        limit_s: limit of the phase; the machine may take `BUSY_FACTOR` - 1 times as much.
-    """
+    """Time for one answer of a child, without what it waited for a core: a busy machine's part, of
+    which it may take `BUSY_FACTOR` - 1 times the phase's limit."""
 
     def __init__(self, pid: int, left_s: float, *, limit_s: float) -> None:
         self._pid, self._given_s, self._limit_s = pid, left_s, limit_s
@@ -169,7 +167,6 @@ class Allowance:
         self._granted_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Gives the child more time."""
         self._given_s += seconds
 
     def left_s(self) -> float:
@@ -208,27 +205,17 @@ class Runner:
     """Time for answers that the child itself took."""
 
     def end(self) -> int:
-        """Kills it. Answers how it had ended, once."""
         if self.is_ended:
             return 0
         self.is_ended = True
         return self.spawner.end(self.child)
 
     def ask(
-        self,
-        kind: Kind,
-        body: dict[str, Any],
-        *,
-        phase: str,
-        left_s: float,
-        limit_s: float,
+        self, kind: Kind, body: dict[str, Any], *, phase: str, left_s: float, limit_s: float,
         fds: tuple[int, ...] = (),
-    ) -> frames.Frame:
-        """Sends work and waits for it. Raises Decided if anything goes wrong.
-
-        Args:
-            left_s: rest of the phase's `limit_s`, which a message names.
-        """
+    ) -> frames.Frame:  # fmt: skip
+        """Sends work and waits for it, for the rest of the phase's limit, which a message names.
+        Raises Decided if anything goes wrong."""
         allowed = Allowance(self.child.pid_here, left_s, limit_s=limit_s)
         with self.answering(phase=phase, limit_s=limit_s, allowed=allowed):
             frames.send(self.child.sock, kind, body, fds=fds, timeout_s=left_s)
@@ -289,7 +276,7 @@ class Runner:
             return self.finding(Status.COMPILE_ERROR, "not_triton", detail)
         detail = f"{words.at_line(self.code, line, text)}\n{advice}".rstrip()
         if words.is_out_of_memory(text):
-            return self.finding(Status.RUNTIME_ERROR, OUT_OF_MEMORY, detail)
+            return self.finding(Status.RUNTIME_ERROR, Reason.OUT_OF_MEMORY, detail)
         if stage == "import":
             return self.finding(Status.COMPILE_ERROR, "import_error", detail)
         if kind == "TypeError" and line is None and stage in ARGUMENT_WORDS:
@@ -308,7 +295,7 @@ class Runner:
         ending = self.spawner.ended(self.child)
         if ending.is_out_of_memory:
             detail = f"more than {self.table.memory_bytes >> 20} MB of memory"
-            return self.finding(Status.RUNTIME_ERROR, OUT_OF_MEMORY, detail)
+            return self.finding(Status.RUNTIME_ERROR, Reason.OUT_OF_MEMORY, detail)
         if ending.was_running:
             detail = "the candidate closed the channel of its process"
             return self.finding(Status.RUNTIME_ERROR, "crash", detail)
@@ -318,5 +305,4 @@ class Runner:
         return self.finding(Status.RUNTIME_ERROR, "crash", detail)
 
     def finding(self, status: Status, reason: str, detail: str = "") -> Finding:
-        """A finding of which nothing else is known."""
         return Finding(status=status, reason=reason, detail=detail)

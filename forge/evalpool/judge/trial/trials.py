@@ -20,11 +20,10 @@ from forge.evalpool.judge.children.spawner import ZygoteGone
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
-from forge.evalpool.judge.trial.host_code import TRAINING_WORDS, host_code
-from forge.evalpool.judge.trial.programs import Programs, ValuesAsked
+from forge.evalpool.judge.trial.host_code import TRAINING_WORDS
+from forge.evalpool.judge.trial.programs import Programs, ValuesAsked, launch_facts
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
 from forge.evalpool.judge.trial.source import check_source
-from forge.evalpool.judge.trial.structure import launch_facts
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Candidate, Decided, Finding, Phases
 from forge.evalpool.site_packages import with_advice
 from forge.records.reason import Reason
@@ -45,9 +44,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.children.spawner import Spawner
     from forge.evalpool.judge.compiler.compile import Compiler
     from forge.evalpool.judge.program.policy import ProblemFacts
-    from forge.evalpool.judge.trial.captures import Captures
+    from forge.evalpool.judge.trial.captures import Captures, Facts
     from forge.evalpool.judge.trial.draws import Draw
-    from forge.evalpool.judge.trial.facts import Facts
     from forge.evalpool.judge.trial.references import References, Sketches
     from forge.evalpool.judge.trial.trial import Stamp
     from forge.records.problem import ReferenceModule
@@ -105,7 +103,6 @@ class Trials(ABC):
         return verdict
 
     def _profile(self, finding: Finding, phases: Phases) -> Profile:
-        """The profile of a finding, with what is known of the program that was captured."""
         found = finding.profile or Profile()
         if phases.draw is not None:
             found = replace(found, needed_bytes=phases.draw.io_bytes, flops=phases.draw.flops)
@@ -135,9 +132,8 @@ class Trials(ABC):
         return also
 
     def _found(self, candidate: Candidate) -> Finding:
-        """A finding for every way in which a judgement can end."""
         try:
-            return self._find(candidate)
+            return self._fault(candidate) or self._run(candidate)
         except Decided as decided:
             return decided.finding
         except ReferenceFailed as error:
@@ -146,24 +142,25 @@ class Trials(ABC):
             detail = with_advice(str(error))
             return Finding(status=Status.UNJUDGEABLE, reason=reason, detail=detail)
         except WeakSandbox as error:
-            return Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
+            reason, detail = Reason.WEAK_SANDBOX, str(error)
         except ZygoteGone as error:
-            return Finding(
-                status=Status.INFRA_ERROR,
-                reason="zygote_gone",
-                detail=words.without_paths(str(error)),
-            )
+            reason, detail = Reason.ZYGOTE_GONE, words.without_paths(str(error))
         except Exception as error:
             logger.exception("%s: a bug of the judge", candidate.problem.problem_id)
+            reason = Reason.JUDGE_BUG
             detail = words.without_paths(f"{type(error).__name__}: {error}")
-            return Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=detail)
+        return Finding(status=Status.INFRA_ERROR, reason=reason, detail=detail)
 
     @abstractmethod
     def close(self) -> None:
         """No more is judged. Children end with their zygote."""
 
+    def _end_idle(self) -> None:
+        """Ends oracles that wait for a problem."""
+        for one in (self.references, self.given, self.shown):
+            one.end_idle()
+
     def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
-        """The verdict of a finding."""
         return replace(
             finding,
             detail=words.clean(finding.detail),
@@ -175,7 +172,7 @@ class Trials(ABC):
             phase_s=dict(phases.seconds),
         )
 
-    def _find(self, candidate: Candidate) -> Finding:
+    def _fault(self, candidate: Candidate) -> Finding | None:
         with candidate.phases.timed("source"):
             fault = check_source(candidate.code, entry_point=candidate.entry_point)
         if fault is not None:
@@ -185,15 +182,15 @@ class Trials(ABC):
             detail = words.at_line(candidate.code, refusal.line, refusal.message)
             return Finding(status=Status.REJECTED, reason=Reason.STATIC_CHECK, detail=detail)
         with candidate.phases.timed("source"):
-            host = host_code(candidate.code, entry_point=candidate.entry_point)
+            host = candidate.host
         if protocol is None and host.fault:
             detail = words.at_line(candidate.code, host.line, host.fault)
             return Finding(status=Status.REJECTED, reason=Reason.UNSUPPORTED, detail=detail)
-        return self._run(candidate)
+        return None
 
     def _run(self, candidate: Candidate) -> Finding:
-        """Judges a source that has no fault of its own: first what needs no draw, for which others
-        of its problem wait. Raises what `judge` makes a verdict of."""
+        """Judges a source: first what needs no draw, for which others of its problem wait. Raises
+        what `judge` makes a verdict of."""
         problem, phases = candidate.problem, candidate.phases
         is_own = candidate.protocol is None
         make = partial(
@@ -223,9 +220,9 @@ class Trials(ABC):
             if draw.is_constant:
                 status, reason = Status.UNJUDGEABLE, Reason.CONSTANT
                 return Finding(status=status, reason=reason, detail=CONSTANT_WORDS)
-            host = host_code(candidate.code, entry_point=candidate.entry_point)
-            if is_own and host.training_line and not draw.reads_training:
-                detail = words.at_line(candidate.code, host.training_line, TRAINING_WORDS)
+            line = candidate.host.training_line
+            if is_own and line and not draw.reads_training:
+                detail = words.at_line(candidate.code, line, TRAINING_WORDS)
                 return Finding(status=Status.REJECTED, reason=Reason.UNSUPPORTED, detail=detail)
             programs = partial(make, draw=draw, problem=self._facts(candidate, draw))
             return self._judged(candidate, kept, programs)
@@ -248,12 +245,7 @@ class Trials(ABC):
 
     @abstractmethod
     def _judged(self, candidate: Candidate, kept: Any, programs: Callable[[], Programs]) -> Finding:
-        """The finding on one draw. Raises Decided.
-
-        Args:
-            kept: the draw.
-            programs: makes the candidate's programs.
-        """
+        """The finding on one draw; `programs` makes the candidate's programs. Raises Decided."""
 
 
 def _packed(program: bytes) -> bytes | None:

@@ -28,20 +28,19 @@ from forge.evalpool.judge.driver.gpu_memory import create_block
 from forge.evalpool.judge.execute.call import named_choices
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, Section
-from forge.evalpool.judge.program.walk import places
+from forge.evalpool.judge.program.dataflow import effects
+from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, Origin, Section
+from forge.evalpool.judge.program.walk import places, variants
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.gpu.leftovers import are_alike, may_remember
-from forge.evalpool.judge.trial.gpu.program_memory import Mixture, ProgramMemory
-from forge.evalpool.judge.trial.gpu.program_run import ProgramRun
+from forge.evalpool.judge.trial.gpu.program_run import Mixture, ProgramMemory, ProgramRun
 from forge.evalpool.judge.trial.judgement import Device, Narrowed
 from forge.evalpool.judge.trial.programs import NUM_AHEAD, needed_kernels
 from forge.evalpool.judge.trial.trial import (
     ALTERNATIVE_WORDS,
-    OUT_OF_MEMORY,
     STATEFUL_WORDS,
     Decided,
 )
+from forge.evalpool.judge.wide.compare import SAME_FUNCTION, OnCard, Question, Wanted, agree
 from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
 from forge.records.reason import Reason, Status
 
@@ -50,16 +49,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.compiler.binary import Binary
+    from forge.evalpool.judge.driver.gpu_memory import Block
     from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime
     from forge.evalpool.judge.execute.executors import Executor
+    from forge.evalpool.judge.program.dataflow import Accesses
     from forge.evalpool.judge.program.format import Program
     from forge.evalpool.judge.timing.baseline import Time
-    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
-    from forge.evalpool.judge.trial.gpu.program_memory import SharedBlock
     from forge.evalpool.judge.trial.gpu.program_run import Choices
+    from forge.evalpool.judge.trial.gpu.references import CardDraw
     from forge.evalpool.judge.trial.gpu.turns import Turn
+    from forge.evalpool.judge.trial.judgement import Left, Results
     from forge.evalpool.judge.trial.programs import Programs
-    from forge.evalpool.judge.trial.results import Left, Results
     from forge.evalpool.judge.trial.trial import Finding
 
 NUM_FURTHER, FURTHER_S = 16, 0.5
@@ -69,11 +69,13 @@ MAX_TUNINGS = 3
 MAX_TURNS = 128
 """Alternatives of a choice that run in float64."""
 ENDS_WIDE = {
-    *("unsupported", Reason.EXCEPTION, OUT_OF_MEMORY, Reason.OUT_OF_RESOURCES),
+    *("unsupported", Reason.EXCEPTION, Reason.OUT_OF_MEMORY, Reason.OUT_OF_RESOURCES),
     *("deadline:correct", "deadline:load"),
 }
 """Reasons for which a program in float64 ends without an answer: it is run in its own types, and
 what fails in them too is a failure there."""
+ORDER = Question(1e-2)
+"""Two calls on the same inputs, with sums in any order."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,7 +95,7 @@ class CardDevice(Device):
     """Holds the card beside others; taken with the executor, never before it."""
     alone: Turn
     """Holds the card alone; likewise."""
-    create: Callable[[int], SharedBlock] = create_block
+    create: Callable[[int], Block] = create_block
     """Makes memory that the executor can map."""
     synchronize: Callable[[], None] = torch.cuda.synchronize
     """Waits for the judge's own work on the card."""
@@ -124,7 +126,6 @@ class CardDevice(Device):
 
     @property
     def numbers(self) -> list[int]:
-        """Sets for checked calls in the problem's types; the others are first seen when timed."""
         draw = self.programs.draw
         is_all = not self.is_timed and self.programs.candidate.protocol is None
         unseen = [] if is_all else draw.unseen
@@ -132,7 +133,6 @@ class CardDevice(Device):
 
     @property
     def tf32(self) -> Tf32:
-        """Operations of torch that may use TF32."""
         is_other = self.programs.candidate.protocol is not None
         return Tf32.of(self.programs.table.tf32, is_other=is_other)
 
@@ -178,7 +178,6 @@ class CardDevice(Device):
             programs.again(winners)
 
     def _of_layout(self, captured: Captured) -> Captured:
-        """The program as it runs now: in float64, or in its own types. Raises Narrowed."""
         if not self.results.is_wide:
             return captured
         if captured.data not in self._wide:
@@ -294,7 +293,6 @@ class CardDevice(Device):
                 return found, run.nodes(numbers[0])
 
     def values(self, prefix: Program, *, number: int) -> list[Any]:
-        """Answers the capture child: elements of tensors that the host reads."""
         prefix = self._widened(prefix) if self.results.is_wide else prefix
         binaries = self._binaries(prefix)
         self.programs.require_binaries(prefix, binaries)
@@ -332,7 +330,6 @@ class CardDevice(Device):
         self._ahead, self._kept_in = self._compared(calls), -1
 
     def call(self, number: int) -> Left:
-        """Runs the program of an input set once. Raises Decided or Narrowed."""
         if self._ahead:
             found = self._ahead.pop(0)
             assert found.number == number
@@ -345,7 +342,6 @@ class CardDevice(Device):
         return found
 
     def once(self, captured: Captured, *, turn: int | None = None) -> Left:
-        """Runs a program once on set 0. Raises Decided."""
         steps = enumerate(places(captured.program), 1)
         chosen = [
             (step, min(turn, len(placed.node.alternatives) - 1))
@@ -566,3 +562,36 @@ class CardDevice(Device):
             tf32=self.tf32,
             synchronize=self.synchronize,
         )
+
+
+def may_remember(program: Program, accesses: Accesses) -> bool:
+    """True if a launch reads memory that no operation of this call has written as a whole, and that
+    this or a later launch writes: a later call may find there what this one left."""
+    allocated = {
+        number
+        for number, storage in enumerate(program.storages)
+        if storage.origin is Origin.ALLOCATION
+    }
+    for nodes in variants(program):
+        written, read = set[int](), set[int]()
+        for placed in nodes:
+            if placed.section is not Section.FORWARD:
+                continue
+            found = effects(program, placed.node, accesses)
+            if isinstance(placed.node, Launch):
+                read |= (found.reads & allocated) - written
+                if found.writes & read:
+                    return True
+            written |= found.replaces
+    return False
+
+
+def are_alike(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """True if two calls on the same inputs gave the same, but for the order of sums."""
+
+    def wanted(other: torch.Tensor) -> Wanted:
+        question = ORDER if other.is_floating_point() else SAME_FUNCTION
+        return Wanted(values=OnCard(other), question=question)
+
+    pairs = zip(ones, others, strict=True)
+    return all(agree([(OnCard(one), wanted(each)) for one, each in pairs]))

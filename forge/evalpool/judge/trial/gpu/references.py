@@ -1,39 +1,162 @@
-"""Reference results on a GPU, by problem: the GPU side of `references.py`.
+"""Draws on a card, by problem: the GPU side of `references.py`.
 
-Called by `trial.gpu`. One draw is a block of the judge's own GPU memory that an oracle filled
-and no longer maps: all input sets, parameters, expected outputs. No executor ever maps it; each
-call's inputs are copied from it into the places of a program (`trial.gpu.program_memory`).
+One draw is a block of the judge's own GPU memory that an oracle filled and no longer maps: all
+input sets, parameters, expected outputs. No executor ever maps it; each call's inputs are copied
+from it into the places of a program (`trial.gpu.program_run`).
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import LayoutError, offsets
+from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets, returned_memory
 from forge.evalpool.judge.driver.gpu_memory import create_block
+from forge.evalpool.judge.numbers.called import dtype_name, is_equal
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.trial.draws import Builder, Delivered, HostDraw, parse_specs
-from forge.evalpool.judge.trial.gpu.card_draw import CardDraw, view
-from forge.evalpool.judge.trial.gpu.small import SmallDraws
 from forge.evalpool.judge.trial.references import (
+    OutOfMemory,
     ProblemTooLarge,
     ReferenceFailed,
     References,
     failed,
 )
+from forge.evalpool.judge.wide import compare
+from forge.evalpool.judge.wide.compare import OnCard, Wanted, agree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from forge.evalpool.judge.children.spawner import SandboxedChild
+    from forge.evalpool.judge.driver.gpu_memory import Block
+    from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.trial.gpu.turns import Turn
-    from forge.evalpool.judge.trial.oracles import Oracles
+    from forge.evalpool.judge.trial.references import Oracles
+    from forge.evalpool.judge.wide.compare import Mask, Question
+    from forge.evalpool.judge.wide.patterns import Operands, Values
     from forge.records.problem import ReferenceModule
+
+
+@dataclass(slots=True, eq=False)
+class CardDraw:
+    """A draw, and its tensors. All sets have tensors of the same shapes; but outputs may have other
+    shapes, as of `nonzero`, and arguments that are no tensors other values."""
+
+    draw: Draw
+    tensors: list[torch.Tensor]
+    block: Block
+    host: HostDraw | None = None
+    """The same in the host's memory, where a small draw is compared: a kernel of the judge's own on
+    the card takes longer to launch. A call of torch there gives Python's lock away, and many
+    threads wait for it: numpy needs a tenth of the calls."""
+    wanted: dict[int, Wanted] = field(init=False)
+    """Results, by number; none of a small draw."""
+
+    def __post_init__(self) -> None:
+        draw = self.draw
+        shapes = [[draw.specs[index] for index in one.inputs] for one in draw.sets]
+        if any(one != shapes[0] for one in shapes):
+            raise LayoutError("get_inputs gives other shapes from call to call")
+        types = [[draw.specs[index].dtype for index in one.outputs] for one in draw.sets]
+        if any(one != types[0] for one in types):
+            raise LayoutError("outputs differ in their number or types from call to call")
+        asked = {} if self.host is not None else draw.asked
+        self.wanted = {index: self._wanted(index, *one) for index, one in asked.items()}
+
+    def _wanted(self, index: int, question: Question, exact: int | None = None) -> Wanted:
+        other = None if exact is None else self._wanted(exact, question)
+        return Wanted(values=OnCard(self.tensors[index]), question=question, exact=other)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.block.num_bytes
+
+    def free(self) -> None:
+        self.tensors.clear()
+        self.wanted.clear()
+        self.block.close()
+
+    def agree(self, pairs: Sequence[tuple[torch.Tensor, int, Question | None]]) -> list[bool]:
+        """For each tensor and the expected one, True if it is right. Waits for the card once."""
+        if self.host is not None:
+            return [self.mismatch(*one, name="", operands=tuple) is None for one in pairs]
+        fit = [tuple(got.shape) == self.draw.specs[index].shape for got, index, _ in pairs]
+        asked = [(OnCard(got), self._asked(index, question)) for got, index, question in pairs]
+        found = iter(agree([one for one, is_fit in zip(asked, fit, strict=True) if is_fit]))
+        return [is_fit and next(found) for is_fit in fit]
+
+    def _asked(self, index: int, question: Question | None) -> Wanted:
+        """A result under a question, that of the draw by default."""
+        found = self.wanted[index]
+        if question is None:
+            return found
+        return Wanted(values=found.values, question=question, exact=found.exact)
+
+    def mismatch(
+        self,
+        got: torch.Tensor,
+        index: int,
+        question: Question | None,
+        *,
+        name: str,
+        operands: Operands,
+    ) -> tuple[str, Mask | None] | None:
+        """None where a tensor is right under a question, that of the draw by default; else what
+        differs in words, and where it does."""
+        spec = self.draw.specs[index]
+        if tuple(got.shape) != spec.shape:
+            return f"{name} shape is {list(got.shape)}, expected {list(spec.shape)}", None
+        if self.host is not None:
+            data = bytes_of(got)
+            return self.host.mismatch(data, index, question, name=name, operands=operands)
+        wanted = self._asked(index, question)
+        return compare.mismatch(wanted, OnCard(got), name=name, operands=operands)
+
+    def is_unwritten(self, got: torch.Tensor, index: int) -> bool:
+        """True if a floating output is all NaN though the reference is not."""
+        if self.host is not None:
+            return self.host.is_unwritten(bytes_of(got), index)
+        return compare.is_unwritten(OnCard(got), OnCard(self.tensors[index]))
+
+    def is_same(self, got: torch.Tensor, index: int) -> bool:
+        if self.host is not None:
+            return self.host.is_same(bytes_of(got), index)
+        return is_equal(got, self.tensors[index])
+
+    def values(self, index: int, *, name: str) -> Values:
+        if self.host is not None:
+            return self.host.values(index, name=name)
+        return compare.values_of(OnCard(self.tensors[index]), name=name)
+
+    def values_of(self, got: torch.Tensor, index: int) -> Values:
+        if self.host is not None:
+            return self.host.values_of(bytes_of(got), index)
+        return compare.values_of(OnCard(got))
+
+
+def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
+    kind = getattr(torch, spec.dtype)
+    return memory[start : start + spec.num_bytes].view(kind).view(spec.shape)
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(dtype_name(tensor), tuple(tensor.shape))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview[int]:
+    flat = tensor.reshape(-1)
+    found: Any = flat.view(torch.uint8).numpy() if len(flat) else b""
+    return memoryview(found)
+
 
 SMALL_BYTES = 16 << 20
 """A draw of up to so many bytes stays when another one needs room."""
@@ -48,6 +171,16 @@ _LARGE = threading.Lock()
 """Held while a large draw is made: the card has no room for two."""
 ROOM_TIMEOUT_S = 120.0
 """Longest wait until candidates give a large draw back."""
+
+MAX_DRAWN_BYTES = 8 << 20
+"""Inputs of two sets, and parameters, of what is small: about 0.3 s of a core."""
+MAX_DRAWN_WORK = 1 << 26
+"""FLOPs, and bytes of all results, of a call of it: one in float64 takes 10 ms."""
+ROOM_BYTES = 512 << 20
+"""Memory for all sets. It takes up what is written."""
+ON_CARD = re.compile(r"\bcuda\b")
+"""In a source that names the card."""
+MAX_REMEMBERED = 4096
 
 
 class NoRoom(ProblemTooLarge):
@@ -93,12 +226,6 @@ class CardReferences(References[CardDraw]):
         self._large: list[CardDraw] = []
         """Large draws on the card, held or kept."""
         self._freed = threading.Condition(self._lock)
-
-    def close(self) -> None:
-        """Ends all oracles that wait."""
-        self.end_idle()
-        if self._small is not None:
-            self._small.clear()
 
     def _request(self, problem: ReferenceModule, **terms: Any) -> dict[str, Any]:
         return super()._request(problem, **self._tf32.request, **terms)
@@ -240,3 +367,78 @@ def _put(found: Delivered, problem: ReferenceModule, shared: Turn) -> CardDraw:
 
 def _unusable(problem: ReferenceModule, error: LayoutError) -> ReferenceFailed:
     return failed(problem, f"cannot be used: {type(error).__name__}: {error}")
+
+
+class SmallDraws:
+    """Draws of small problems, made on the CPU for a card: as many at once as there are cores. Safe
+    to call from several threads.
+
+    An oracle on a card needs a context, which the driver makes one at a time and which takes longer
+    than most draws, and a turn on the card, for which timed calls wait. A small problem has
+    neither: question 2 accepts what is near to float64, so eager's own roundings on that card are
+    no demand. It is drawn on the card where a CPU says less: where nothing is computed in float64,
+    floats become integers (what is out of range becomes another one there), the source names the
+    card, or anything fails.
+    """
+
+    def __init__(
+        self, oracles: Oracles, *, request: Callable[..., dict[str, Any]], timeout_s: float
+    ) -> None:
+        """
+        Args:
+            oracles: without the card's files.
+            request: body of an oracle's request for a problem.
+        """
+        self._oracles = oracles
+        self._request = request
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._others: dict[int, int] = {}
+        """Bytes that problems need which are drawn on the card, by hash of their sources."""
+
+    def draw(self, problem: ReferenceModule) -> Delivered | int:
+        """A draw of a small problem; for another one the bytes that it needs, 0 if unknown.
+        Raises ZygoteGone."""
+        key = hash((problem.source, problem.precision, problem.entry_point))
+        if key in self._others or ON_CARD.search(problem.source):
+            return self._others.get(key, 0)
+        needed = 0
+        try:
+            with self._oracles.lent(problem) as oracle:
+                found = self._ask(oracle, problem)
+                if isinstance(found, Delivered):
+                    return found
+        except _Other as other:
+            needed = other.needed_bytes
+        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OutOfMemory):
+            pass
+        except (LayoutError, KeyError, TypeError, ValueError, IndexError):
+            pass
+        with self._lock:
+            if len(self._others) >= MAX_REMEMBERED:
+                self._others.clear()
+            self._others[key] = needed
+        return needed
+
+    def _ask(self, oracle: SandboxedChild, problem: ReferenceModule) -> Delivered | None:
+        body = self._request(problem, device="cpu", plain=False, wide=True)
+        body |= {"max_bytes": ROOM_BYTES, "small": [MAX_DRAWN_BYTES, MAX_DRAWN_WORK]}
+        with returned_memory(ROOM_BYTES) as fd:
+            frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))
+            deadline = time.monotonic() + self._timeout_s
+            expected = (Kind.LAYOUT, Kind.FAILED)
+            answer = frames.receive(oracle.sock, deadline=deadline, expected=expected)
+            if answer.kind is Kind.FAILED:
+                is_large = answer.body.get("type") == "NotSmall"
+                raise _Other(int(answer.body["message"]) if is_large else 0)
+            if not answer.body.get("kinds"):
+                return None
+            return Delivered.taken(answer.body, fd, max_bytes=ROOM_BYTES)
+
+
+class _Other(Exception):
+    """The oracle has not drawn: it ends."""
+
+    def __init__(self, needed_bytes: int) -> None:
+        super().__init__(needed_bytes)
+        self.needed_bytes = needed_bytes

@@ -37,17 +37,14 @@ from forge.evalpool.judge.execute.executors import ExecutorGone, Executors, Nurs
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, baselines_folder, speedup
 from forge.evalpool.judge.timing.device import GpuDevice
-from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures
+from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures, Facts
 from forge.evalpool.judge.trial.draws import NUM_TIMED_SETS
-from forge.evalpool.judge.trial.facts import Facts
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
 from forge.evalpool.judge.trial.gpu.references import DRAW_SHARE, CardReferences
 from forge.evalpool.judge.trial.gpu.turns import GpuTurns
-from forge.evalpool.judge.trial.judgement import Judgement
-from forge.evalpool.judge.trial.oracles import Oracles
-from forge.evalpool.judge.trial.references import MAX_SHOWN_BYTES, Sketches
-from forge.evalpool.judge.trial.results import Results
-from forge.evalpool.judge.trial.trial import OUT_OF_MEMORY, Decided, Finding
+from forge.evalpool.judge.trial.judgement import Judgement, Results
+from forge.evalpool.judge.trial.references import MAX_SHOWN_BYTES, Oracles, Sketches
+from forge.evalpool.judge.trial.trial import Decided, Finding
 from forge.evalpool.judge.trial.trials import Trials
 from forge.process.gpu_locks import GpuLease
 from forge.records.reason import Reason, Status
@@ -62,7 +59,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.call import NodeTime
     from forge.evalpool.judge.execute.executors import Executor
     from forge.evalpool.judge.timing.baseline import Baseline, Time
-    from forge.evalpool.judge.trial.gpu.card_draw import CardDraw
+    from forge.evalpool.judge.trial.gpu.references import CardDraw
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.programs import Programs
     from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp
@@ -162,11 +159,10 @@ class GpuTrials(Trials):
     baselines: BaselineTimes
 
     def close(self) -> None:
-        """Ends the executors, the oracles that wait, and the compiler's threads."""
         self.executors.close()
         self.nursery.close()
         self._end_idle()
-        self.references.close()
+        self.sketches.close()
         self.captures.close()
         self.compiler.close()
 
@@ -210,7 +206,7 @@ class GpuTrials(Trials):
     def _is_doubtful(self, finding: Finding, *, is_alone: bool) -> bool:
         """True for a failure that is maybe the fault of others on the card."""
         is_late = finding.reason == "deadline:correct" and not is_alone
-        return finding.reason == OUT_OF_MEMORY or (is_late and self.executors.are_in_use)
+        return finding.reason == Reason.OUT_OF_MEMORY or (is_late and self.executors.are_in_use)
 
     def _judged_on(
         self,
@@ -325,9 +321,7 @@ class GpuTrials(Trials):
             yield
 
     def _end_idle(self) -> None:
-        self.references.end_idle()
-        self.given.end_idle()
-        self.shown.end_idle()
+        super()._end_idle()
         self.baselines.end_idle()
 
 
