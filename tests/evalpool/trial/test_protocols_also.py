@@ -91,14 +91,6 @@ def test_rules_that_have_judged_already_are_not_tried_again(
     assert verdict.also["forge"].reason == verdict.reason == "mismatch"
 
 
-def test_a_protocol_can_decide_and_ours_be_beside_it(bench: Bench) -> None:
-    table = TABLE.model_copy(update={"protocol": "drkernel", "also": ["forge"]})
-    verdict = bench.judge(CLOSE, table=table)
-    assert verdict.status is Status.CORRECT
-    assert verdict.also["forge"].status is Status.WRONG
-    assert "expected" in verdict.also["forge"].detail
-
-
 def test_nothing_passes_where_a_protocol_compares_one_tensor_and_model_returns_two(
     bench: Bench,
 ) -> None:

@@ -162,13 +162,6 @@ def test_a_constant_problem_is_not_judged_and_an_input_without_effect_is_named(
     assert "input 1" in named.detail
 
 
-def test_another_protocol_compares_its_own_sets_in_their_own_types(bench: Bench) -> None:
-    table = TABLE.model_copy(update={"protocol": "drkernel", "also": ["forge"]})
-    verdict = bench.judge(code(COARSE), problem=SIGMOID, table=table)
-    assert (verdict.status, verdict.evidence) == (Status.CORRECT, "")
-    assert verdict.also["forge"].status is Status.WRONG
-
-
 def test_a_problem_that_bears_no_planted_value_says_so(bench: Bench) -> None:
     forward = "assert (x.diff() == 1).all() and x.abs().max() < 64; return torch.sigmoid(x) * 3"
     verdict = bench.judge(

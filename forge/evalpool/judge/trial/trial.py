@@ -19,7 +19,6 @@ from forge.evalpool.capacity import BUSY_FACTOR
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
-from forge.evalpool.judge.sandbox.caps import held_bytes
 from forge.evalpool.judge.sandbox.processes import waited_s
 from forge.evalpool.judge.trial.host_code import host_code
 from forge.evalpool.judge.trial.remarks import remark
@@ -52,8 +51,6 @@ ARGUMENT_WORDS = {
 """By the stage in which the judge's own call did not fit."""
 REFUSED_LAUNCHES = ("Unsupported function referenced", "dynamic_func()")
 """Beginnings of Triton's errors at a launch that its compiler does not raise itself."""
-LARGE_BYTES = 1 << 30
-"""Memory that a runner holds only if its candidate took it: torch itself holds a quarter."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 MIN_OWN_SHARE = 0.5
 """Share of its limit that a child has run for before its silence is its own on a busy machine."""
@@ -243,20 +240,13 @@ class Runner:
                 )
                 reason = Reason.MACHINE_BUSY
                 raise Decided(self.finding(Status.INFRA_ERROR, reason, detail)) from None
-            detail = f"no answer within {limit_s:.3g} s{self._doubt()}"
+            detail = f"no answer within {limit_s:.3g} s: does a loop end?"
             raise Decided(self.finding(Status.TIMEOUT, f"deadline:{phase}", detail)) from None
         except frames.FrameError:
             detail = "something other than the runner wrote on its channel"
             raise Decided(self.finding(Status.REJECTED, "forged_frame", detail)) from None
         except frames.PeerGone:
             raise Decided(self._hung_up()) from None
-
-    def _doubt(self) -> str:
-        """Likely reason of a runner that does not answer; it may allocate until its deadline."""
-        held = held_bytes(self.child.pid_here)
-        if held < max(LARGE_BYTES, self.table.memory_bytes // 4):
-            return ": does a loop end?"
-        return f", when it held {held / 1e9:.1f} GB of memory: does a loop allocate without end?"
 
     def failed(self, body: dict[str, Any]) -> Finding:
         """A FAILED frame in the judge's words. Its content is the candidate's: only quoted."""
