@@ -58,11 +58,9 @@ def make_inputs(module: Any) -> list[Any]:
 
 
 def list_sets(source: str, *, file: str) -> list[str]:
-    """Names of the sets of a file, in their order: keyword arguments, or types and shapes.
-
-    Tensors are made on torch's `meta` device; if the file cannot run there, on the CPU. Raises
-    Unjudgeable, and what the file raises.
-    """
+    """Names of the sets of a file, in their order: keyword arguments, or types and shapes. Tensors
+    are made on torch's `meta` device; if the file cannot run there, on the CPU. Raises Unjudgeable,
+    and what the file raises."""
     try:
         with torch.device("meta"):
             return _names(_loaded(source, file=file))
@@ -270,12 +268,8 @@ def require_room(source: str, *, entry_point: str, precision: str, max_bytes: in
 
 
 def count_sizes(source: str, *, entry_point: str, precision: str, max_bytes: int) -> Sizes | None:
-    """The sizes of a problem; None if its inputs cannot be made on `meta`.
-
-    Args:
-        max_bytes: memory. Outputs are 0 where inputs and parameters take little of it, or where
-            `forward` fails on `meta`.
-    """
+    """The sizes of a problem; None if its inputs cannot be made on `meta`. Outputs are 0 where
+    inputs and parameters take little of `max_bytes`, or where `forward` fails on `meta`."""
     module = types.ModuleType("problem")
 
     def size(value: Any) -> int:

@@ -93,11 +93,8 @@ class OpCounter(TorchDispatchMode):
     def __init__(
         self, own: Iterable[torch.Tensor] = (), *, inputs: Iterable[torch.Tensor] = ()
     ) -> None:
-        """
-        Args:
-            own: parameters and buffers, whose least and greatest numbers are constants, too.
-            inputs: tensors of the call.
-        """
+        """`own` are parameters and buffers, whose least and greatest numbers are constants, too;
+        `inputs` the tensors of the call."""
         super().__init__()
         self._own = {one.data_ptr() for one in own if one.numel()}
         self._inputs = {one.untyped_storage().data_ptr() for one in inputs if one.numel()}

@@ -126,12 +126,9 @@ class Captures:
         answers: Answers = no_answer,
         number: int = 0,
     ) -> Captured:
-        """The program of a candidate for input set `number` of a draw with this request.
-
-        Raises:
-            Decided: the candidate failed, took too long, or is no program within the bounds.
-            ZygoteGone, WeakSandbox: no child can be had.
-        """
+        """The program of a candidate for input set `number` of a draw with this request. Raises
+        Decided where the candidate failed, took too long, or is no program within the bounds;
+        ZygoteGone, WeakSandbox where no child can be had."""
         body = {
             **request,
             "code": code,
@@ -303,18 +300,9 @@ class Facts:
         names: Collection[str],
         changed: Collection[str] = (),
     ) -> ProblemFacts:
-        """Facts of a problem.
-
-        Args:
-            request: `request` of a draw of the problem.
-            io_bytes: bytes of its inputs and outputs, which stand for the necessary work of a
-                reference without a program: how much of a table it reads is unknown.
-            names, changed: torch's operations of one call, and parameters that it changes: what is
-                known of a reference without a program.
-
-        Raises:
-            ZygoteGone, WeakSandbox: no child can be had.
-        """
+        """Facts of a problem; of a reference without a program those of its call: its torch
+        operations, the parameters that it changes, and, for the necessary work, the bytes of its
+        inputs and outputs. Raises ZygoteGone or WeakSandbox."""
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}\0{io_bytes}{changed}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:

@@ -131,11 +131,8 @@ class CpuMemory:
             self._copies.clear()
 
     def load(self, number: int) -> None:
-        """Writes an input set and the parameters in place and poisons the output slots.
-
-        A program may write to the parameters that the reference writes to: no state may live there
-        from one call to the next.
-        """
+        """Writes an input set and the parameters in place and poisons the output slots: no state
+        may live from one call to the next in parameters that the reference writes to, too."""
         if self._loaded == number:
             return
         draw, one = self.content.draw, self.content.draw.sets[number]
@@ -157,11 +154,8 @@ class CpuMemory:
         self.load(number)
 
     def left(self, number: int, *, returned: Collection[int]) -> Left:
-        """Copies of the tensors after a call, which hold until the next one.
-
-        Args:
-            returned: inputs that the program returns, which it may write to.
-        """
+        """Copies of the tensors after a call, which hold until the next one. The program may write
+        to the inputs that it returns."""
         self._loaded = None
         draw = self.content.draw
         one, state = draw.sets[number], dict(draw.request["state"])
@@ -271,19 +265,9 @@ class Evaluator:
     """True if torch computed nothing in the child."""
 
     def call(self, captured: Captured, *, number: int, turn: tuple[int, int]) -> int:
-        """Runs a program once on the input set that lies in the memory, and in its layout.
-
-        Args:
-            turn: number of the alternative of each open choice that runs, and the distance of those
-                of later choices (`CpuExecutor.forward`).
-
-        Returns:
-            The bytes that its launches load and store, as the child counted them.
-
-        Raises:
-            Decided: the program failed, accessed memory wrongly or did not end in time.
-            Narrowed: it cannot be run in float64.
-        """
+        """Runs a program once on the input set that lies in the memory, and in its layout, with an
+        alternative of each open choice (`CpuExecutor.forward`). Gives the bytes that its launches
+        load and store. Raises Decided or Narrowed."""
         one = self.programs.draw.sets[number]
         body = {"set": number, "turn": list(turn), "slots": list(one.slots)}
         # Where the last set had other parameters, what `init` made is stale.

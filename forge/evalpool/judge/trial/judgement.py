@@ -294,11 +294,8 @@ class Device(Protocol):
         ...
 
     def once(self, captured: Captured, *, turn: int | None = None) -> Left:
-        """Runs a program once on set 0, in its own types.
-
-        Args:
-            turn: the alternative of each open choice.
-        """
+        """Runs a program once on set 0, in its own types; `turn` is the alternative of each open
+        choice."""
         ...
 
     def ends_wide(self, finding: Finding) -> bool:
@@ -310,11 +307,8 @@ class Device(Protocol):
         return False
 
     def settle(self, require_first_call: Callable[[], None]) -> None:
-        """Settles the open choices of the first program.
-
-        Args:
-            require_first_call: checks the program while they are open.
-        """
+        """Settles the open choices of the first program; `require_first_call` checks it while they
+        are open."""
         ...
 
     def require_lasting(self) -> None:

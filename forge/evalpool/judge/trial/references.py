@@ -75,12 +75,9 @@ class Oracles:
     @contextmanager
     def lent(self, problem: ReferenceModule, *, is_clean: bool = True) -> Iterator[SandboxedChild]:
         """One for a draw of a problem, which may be asked for another once the block has ended
-        well. Raises ZygoteGone or WeakSandbox, but not behind a draw that is done: it may hold
-        memory of the card that somebody must free.
-
-        Args:
-            is_clean: what is asked of it leaves nothing behind, whatever the problem is.
-        """
+        well, unless what is asked of it leaves something behind (`is_clean`). Raises ZygoteGone or
+        WeakSandbox, but not behind a draw that is done: it may hold memory of the card that
+        somebody must free."""
         # Without a sandbox a candidate could enter the process that draws for the next one.
         is_shared = is_clean and is_contained(problem) and self._kept.can_keep
         with self._free if is_shared else nullcontext():
@@ -186,16 +183,9 @@ class References(ABC, Generic[C]):
         """Failures since the last success, by problem: their number, and the last one's time."""
 
     def hold(self, problem: ReferenceModule, *, shared: Turn = nullcontext, **terms: Any) -> C:
-        """A draw that stays until `let_go`.
-
-        Args:
-            shared: holds the card beside others while an oracle draws there; a kept draw needs no
-                turn.
-            terms: further ones of an oracle's request.
-
-        Raises:
-            ReferenceFailed, ZygoteGone; on a card DriverError, Stalled.
-        """
+        """A draw that stays until `let_go`; `shared` holds the card beside others while an oracle
+        draws there, and a draw on further terms of its request is for one candidate. Raises
+        ReferenceFailed, ZygoteGone; on a card DriverError, Stalled."""
         key = _key(problem) + (f" {terms}" if terms else "")
         with self._lock:
             drawing = self._drawing.setdefault(key, threading.Lock())

@@ -20,14 +20,7 @@ MAX_CODE_BYTES = 256_000
 
 
 def check_source(code: str, *, entry_point: str) -> Verdict | None:
-    """Finds a fault that needs no run to be seen.
-
-    Args:
-        entry_point: name that the source must bind at its top level.
-
-    Returns:
-        The fault, or None if the source may run.
-    """
+    """A fault that needs no run to be seen; None if the source may run."""
     if len(code.encode(errors="replace")) > MAX_CODE_BYTES:
         detail = f"the source is longer than {MAX_CODE_BYTES} bytes"
         return Verdict(status=Status.REJECTED, reason=Reason.TOO_LONG, detail=detail)

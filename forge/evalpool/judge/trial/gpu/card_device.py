@@ -264,15 +264,8 @@ class CardDevice(Device):
     def timed(
         self, *, is_profiled: bool, before: Callable[[], None]
     ) -> tuple[Time, Sequence[NodeTime]]:
-        """Times calls of which each one's outputs are compared.
-
-        Args:
-            is_profiled: also time each node.
-            before: called whenever the card is this candidate's alone.
-
-        Raises:
-            Decided: a timed call failed or was wrong.
-        """
+        """Times calls of which each one's outputs are compared, and each node if it `is_profiled`;
+        `before` is called whenever the card is this candidate's alone. Raises Decided."""
         numbers: Sequence[int] = self.programs.draw.timed
         unseen = self.programs.draw.unseen
         if self.programs.first().reads_values:  # such a program holds for one set alone

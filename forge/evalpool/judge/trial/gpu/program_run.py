@@ -121,16 +121,10 @@ class ProgramMemory:
         kinds: Collection[str] = (),
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
-        """
-        Args:
-            written: parameters that the reference writes to.
-            kinds: types that the program has in float64: contents are made wide as they are put
-                into a place, so that they take no memory but there.
-
-        Raises:
-            InvalidProgram: the program has other inputs or parameters than the reference.
-            DriverError: there is no room.
-        """
+        """`written` are parameters that the reference writes to; `kinds` types that the program has
+        in float64: contents are made wide as they are put into a place, so that they take no memory
+        but there. Raises InvalidProgram for other inputs or parameters than the reference's, or
+        DriverError."""
         self._draw, self._tensors = content.draw, content.tensors
         self.is_small = content.host is not None
         """True if a call's tensors are copied at once."""
@@ -199,11 +193,8 @@ class ProgramMemory:
         return any(source.tensor in self._statistics for source in self._sources)
 
     def call(self, place: int, *, seed: int, is_lasting: bool = False) -> Call:
-        """The call that uses a place.
-
-        Args:
-            is_lasting: statistics of a norm stay as the call before left them.
-        """
+        """The call that uses a place; if it `is_lasting`, statistics of a norm stay as the call
+        before left them."""
         start = self._start(place)
         changing = self._draw.sets[0].changed
         returned = returned_inputs(self._program)
@@ -392,13 +383,9 @@ class ProgramRun:
         kept: Collection[int] = (),
         choices: Sequence[Choices] = (),
     ) -> list[Left]:
-        """Checked calls, one after the other, each on an input set in a place of its own.
-
-        Args:
-            numbers: input sets, at most as many as there are places.
-            kept: positions of calls on what the one before left.
-            choices: for each call, alternatives in place of the winners.
-        """
+        """Checked calls, each on an input set in a place of its own: at most as many as there are.
+        `kept` are positions of calls on what the one before left; `choices` the alternatives of
+        each call in place of the winners."""
         calls = [
             self._checked(place, number, is_kept=place in kept)
             for place, number in enumerate(numbers)

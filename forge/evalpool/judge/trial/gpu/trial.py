@@ -218,13 +218,8 @@ class GpuTrials(Trials):
         is_alone: bool,
         is_doubtful: Callable[[Finding], bool],
     ) -> Finding:
-        """The finding on one draw. Raises Decided.
-
-        Args:
-            shared: holds the card for checked calls.
-            is_alone: no other candidate has a program on the card meanwhile.
-            is_doubtful: True for a failure that makes a second judgement, alone.
-        """
+        """The finding on one draw. Raises Decided. No other candidate has a program on the card if
+        it `is_alone`; a failure that `is_doubtful` makes a second judgement, alone."""
         device = CardDevice(
             programs=programs,
             results=Results(content=content, protocol=candidate.protocol),
