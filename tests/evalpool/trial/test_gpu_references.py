@@ -498,14 +498,6 @@ def test_a_large_draw_that_is_kept_late_makes_room_once_nobody_holds_it(
     assert cast("Any", first.block).is_closed
 
 
-def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    one_number = answer()
-    for output in (1, 4):
-        one_number["tensors"][output] = ["float32", [1]]
-    references = open_references(Oracles([one_number, one_number]), monkeypatch)
-    assert held(references) is not held(references)
-
-
 @pytest.mark.parametrize("answers", [[FULL, FULL, FULL], ["ValueError", "ValueError"]])
 def test_what_fails_to_the_end_is_the_references_fault(
     answers: list[str | dict[str, Any]], monkeypatch: pytest.MonkeyPatch

@@ -478,13 +478,6 @@ def test_an_input_that_is_returned_may_be_written_to(bench: Bench) -> None:
     assert len(timed(judgement)[0].samples_us) >= 8
 
 
-def test_an_output_that_nothing_writes_is_named(bench: Bench) -> None:
-    made = Made()
-    made.input([NUM])
-    status, reason, _ = decided(bench.judgement(made, made.tensor([NUM])).checked)
-    assert (status, reason) == (Status.WRONG, "output_not_written")
-
-
 @pytest.mark.parametrize("is_written", [True, False])
 def test_a_parameter_may_change_where_the_reference_writes_to_it(
     bench: Bench, is_written: bool
@@ -576,39 +569,34 @@ def test_an_input_that_the_reference_changes_must_be_changed(bench: Bench) -> No
     assert "in place" in detail
 
 
-def test_a_store_beside_a_tensor_is_out_of_bounds(bench: Bench) -> None:
+FAULTS = {
+    "store": ("write_beside", "out_of_bounds", ""),
+    "fault": ("fault", "gpu_fault", "launch of fault"),
+    "endless": ("endless", "deadline:correct", "launch of endless"),
+    "large": ("scale", "out_of_resources", "scale"),
+    "unwritten": ("", "output_not_written", "nothing was written"),
+    "input": ("overwrite", "inputs_modified", "write to a new tensor"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_with_its_launch(bench: Bench, name: str) -> None:
+    kernel, reason, words = FAULTS[name]
     made, out = scaled()
-    made.nodes.append(launched(made, "write_beside", use(out), NUM))
-    status, reason, _ = decided(bench.judgement(made, out).checked)
-    assert (status, reason) == (Status.RUNTIME_ERROR, "out_of_bounds")
-
-
-def test_a_fault_names_launch_and_line(bench: Bench) -> None:
-    made, out = scaled()
-    made.nodes.append(launched(made, "fault"))
-    status, reason, detail = decided(lambda: judged(bench.judgement(made, out)))
-    assert (status, reason) == (Status.RUNTIME_ERROR, "gpu_fault")
-    assert "launch of fault" in detail
-    assert f"line {made.nodes[-1].line}" in detail
-
-
-def test_a_kernel_without_end_is_a_timeout(bench: Bench) -> None:
-    made, out = scaled()
-    made.nodes.append(launched(made, "endless"))
-    run = bench.judgement(made, out, correct_timeout_s=0.1)
-    status, reason, detail = decided(run.checked)
-    assert (status, reason) == (Status.TIMEOUT, "deadline:correct")
-    assert "launch of endless" in detail
-
-
-def test_a_kernel_too_large_for_the_card_is_out_of_resources(bench: Bench) -> None:
-    made = Made()
-    x, out = made.input([NUM]), made.tensor([NUM])
-    facts = {"shared_bytes": 1 << 20}
-    made.nodes.append(launched(made, "scale", use(x), use(out), 2.0, NUM, **facts))
-    status, reason, detail = decided(lambda: judged(bench.judgement(made, out)))
-    assert (status, reason) == (Status.RUNTIME_ERROR, "out_of_resources")
-    assert "scale" in detail
+    values = {"write_beside": (use(out), NUM), "overwrite": (use(0), NUM)}.get(kernel, ())
+    if name == "large":
+        values = (use(0), use(out), 2.0, NUM)
+    if name == "unwritten":
+        made.nodes.clear()
+    else:
+        facts: dict[str, Any] = {"shared_bytes": 1 << 20} if name == "large" else {}
+        made.nodes.append(launched(made, kernel, *values, **facts))
+    limit_s = 0.1 if name == "endless" else 30.0
+    judgement = bench.judgement(made, out, correct_timeout_s=limit_s)
+    _, found, detail = decided(judgement.checked if name != "large" else lambda: judged(judgement))
+    assert found == reason
+    assert words in detail
+    assert name != "fault" or f"line {made.nodes[-1].line}" in detail
 
 
 def test_an_executor_that_is_gone_is_our_own_fault(bench: Bench) -> None:
@@ -650,13 +638,6 @@ def wrong_inputs() -> Iterator[tuple[Made, int, str]]:
 def test_a_program_of_another_problem_is_invalid(made: Made, output: int, words: str) -> None:
     with pytest.raises(InvalidProgram, match=words):
         ProgramMemory(made.done(output), reference(), create=cast("Any", Block))
-
-
-def test_large_problems_have_one_place_at_a_time() -> None:
-    made, out = scaled()
-    memory = ProgramMemory(made.done(out), reference(), create=cast("Any", Block), budget_bytes=10)
-    assert memory.num_places == 1
-    memory.close()
 
 
 def test_a_value_is_read_from_what_the_program_holds(bench: Bench) -> None:

@@ -285,11 +285,9 @@ class Sketches:
     """Draws of one set without values: types and shapes, which are all that a capture needs. An
     answer that fails by itself needs no draw. Safe to call from several threads."""
 
-    def __init__(
-        self, oracles: Oracles, *, max_bytes: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, oracles: Oracles, *, max_bytes: int) -> None:
         """`oracles` of a CPU; `max_bytes` of memory may one draw take."""
-        self._oracles, self._max_bytes, self._clock = oracles, max_bytes, clock
+        self._oracles, self._max_bytes = oracles, max_bytes
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, bool], tuple[Draw | None, float]] = OrderedDict()
         """Sketches, and the times until which they stand."""
@@ -300,7 +298,7 @@ class Sketches:
         key = _key(problem), is_plain
         with self._lock:
             found, until = self._kept.get(key, (None, -math.inf))
-            if self._clock() < until:
+            if time.monotonic() < until:
                 self._kept.move_to_end(key)
                 return found
         try:
@@ -309,7 +307,7 @@ class Sketches:
             *(frames.PeerGone, frames.DeadlinePassed, frames.FrameError),
             *(OutOfMemory, LayoutError),
         ):  # of a loaded machine, perhaps: asked again later
-            found, until = None, self._clock() + FAILED_S
+            found, until = None, time.monotonic() + FAILED_S
         with self._lock:
             self._kept[key] = found, until
             while len(self._kept) > MAX_SKETCHES:
