@@ -139,22 +139,13 @@ class Captures:
         del body["sets"]
         host = host_code(code, entry_point=entry_point)
         body["repeats"] = host.is_keeping
+        captured = None
         if self._kept is not None and self._kept.can_keep and host.is_shareable:
             captured = self._shared(self._kept, body, phases=phases)
-            if captured is not None:
-                phases.program = phases.program or captured.data
-                return captured
-        with phases.timed("sandbox"):
-            child = self._spawner.spawn(role=CANDIDATE_ROLE)
-        run = Runner(code=code, spawner=self._spawner, child=child, table=self._table)
-        try:
-            with phases.timed("capture"):
-                captured = self._captured(run, body, answers=answers, number=number)
-            phases.program = phases.program or captured.data
-            return captured
-        finally:
-            with phases.timed("end"):
-                run.end()
+        if captured is None:
+            captured = self._alone(body, phases=phases, answers=answers, number=number)
+        phases.program = phases.program or captured.data
+        return captured
 
     def _shared(
         self, kept: KeptChildren, body: dict[str, Any], *, phases: Phases
@@ -188,25 +179,33 @@ class Captures:
             return None
         raise Decided(run.failed(found.body))
 
-    def _captured(
-        self, run: Runner, body: dict[str, Any], *, answers: Answers, number: int
+    def _alone(
+        self, body: dict[str, Any], *, phases: Phases, answers: Answers, number: int
     ) -> Captured:
+        """The program of a candidate from a child of its own. Raises Decided."""
+        with phases.timed("sandbox"):
+            child = self._spawner.spawn(role=CANDIDATE_ROLE)
+        run = Runner(code=body["code"], spawner=self._spawner, child=child, table=self._table)
         limit_s = self._table.compile_timeout_s
-        allowed = Allowance(run.child.pid_here, limit_s, limit_s=limit_s)
         asked = Asked(run=run, answers=answers, number=number, parse=self._parsed)
-        with run.answering(phase="capture", limit_s=limit_s, allowed=allowed):
-            frames.send(run.child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
-            while True:
-                found = exchange.receive(run.child.sock, deadline=allowed.left_s)
-                if found.kind is not Kind.ASK:
-                    break
-                value, granted_s = asked.answer(found)
-                allowed.add(granted_s)
-                exchange.answer(run.child.sock, value)
-        if found.kind is Kind.FAILED:
-            raise Decided(run.failed(found.body))
-        program = self._parsed(run, found.program)
-        return _captured(program, found, questions=tuple(asked.questions))
+        try:
+            with phases.timed("capture"):
+                allowed = Allowance(child.pid_here, limit_s, limit_s=limit_s)
+                with run.answering(phase="capture", limit_s=limit_s, allowed=allowed):
+                    frames.send(child.sock, Kind.CANDIDATE, body, timeout_s=limit_s)
+                    found = exchange.receive(child.sock, deadline=allowed.left_s)
+                    while found.kind is Kind.ASK:
+                        value, granted_s = asked.answer(found)
+                        allowed.add(granted_s)
+                        exchange.answer(child.sock, value)
+                        found = exchange.receive(child.sock, deadline=allowed.left_s)
+                if found.kind is Kind.FAILED:
+                    raise Decided(run.failed(found.body))
+                program = self._parsed(run, found.program)
+            return _captured(program, found, questions=tuple(asked.questions))
+        finally:
+            with phases.timed("end"):
+                run.end()
 
     def _parsed(self, run: Runner, data: bytes) -> Program:
         try:

@@ -38,22 +38,12 @@ def refusal(node: ast.AST, name: str, advice: str = ALLOWED) -> Refused:
 
 @dataclass(slots=True)
 class Parts:
-    """The parts of a source.
-
-    Attributes:
-        imports: Whole names, each with its statement.
-        aliases: Whole names of modules, and of what is imported of them, by the names that the
-            source gives them; two where an import that fails has another in its place.
-        statements: Statements at the top that are no definition.
-        functions: Functions at the top that something names that runs.
-        classes: Classes of that kind.
-        idle: Other definitions: their decorators, defaults and statements run alone.
-        own: Names that are bound at the top.
-        attributes: Names of attributes that classes set.
-        tensors: Those of parameters and buffers.
-        shared: Those that a class has, for all its instances.
-        gradients: The one test of `requires_grad` that `Flow` has found.
-    """
+    """The parts of a source: what it imports (`aliases` are whole names of modules, and of what is
+    imported of them, by the names that the source gives them; two where an import that fails has
+    another in its place), statements at the top, functions and classes that something names that
+    runs. Of `idle` definitions decorators, defaults and statements run alone. `own` names are bound
+    at the top; of the `attributes` that classes set, `tensors` are parameters and buffers, `shared`
+    all instances have. `gradients` is the one test of `requires_grad` that `Flow` has found."""
 
     imports: list[tuple[str, ast.AST]] = field(default_factory=list[tuple[str, ast.AST]])
     aliases: dict[str, set[str]] = field(default_factory=dict[str, set[str]])

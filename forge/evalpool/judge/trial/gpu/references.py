@@ -205,12 +205,8 @@ class CardReferences(References[CardDraw]):
         max_bytes: int | None = None,
         small: Oracles | None = None,
     ) -> None:
-        """
-        Args:
-            small: oracles without the card's files, which draw small problems.
-            is_tf32: allow TF32 in fp32 products and convolutions; another project's protocol has
-                torch's defaults.
-        """
+        """`small` oracles, without the card's files, draw small problems. Another project's
+        protocol has torch's defaults of TF32."""
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
         super().__init__(
             oracles,
@@ -384,11 +380,7 @@ class SmallDraws:
     def __init__(
         self, oracles: Oracles, *, request: Callable[..., dict[str, Any]], timeout_s: float
     ) -> None:
-        """
-        Args:
-            oracles: without the card's files.
-            request: body of an oracle's request for a problem.
-        """
+        """`oracles` without the card's files; `request` makes their body for a problem."""
         self._oracles = oracles
         self._request = request
         self._timeout_s = timeout_s
@@ -410,9 +402,10 @@ class SmallDraws:
                     return found
         except _Other as other:
             needed = other.needed_bytes
-        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OutOfMemory):
-            pass
-        except (LayoutError, KeyError, TypeError, ValueError, IndexError):
+        except (
+            *(frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OutOfMemory),
+            *(LayoutError, KeyError, TypeError, ValueError, IndexError),
+        ):
             pass
         with self._lock:
             if len(self._others) >= MAX_REMEMBERED:

@@ -87,13 +87,9 @@ def open_gpu_trials(
     uuid: str,
     cache: Cache | None = None,
 ) -> GpuTrials:
-    """Makes the judge's context on its card, and what it keeps there.
-
-    Args:
-        spawner: of children without the card's files: captures and compilers.
-        card_spawner: of children with them: oracles and baselines.
-        cache: compiled kernels; by default in memory.
-    """
+    """Makes the judge's context on its card, and what it keeps there. Only the children of
+    `card_spawner`, oracles and baselines, have the card's files. `cache`: compiled kernels; by
+    default in memory."""
     torch.set_num_threads(1)  # what is compared on the host is small
     device, lease = GpuDevice(uuid), GpuLease(uuid)
     num_small = min(GPU_CAPACITY, len(os.sched_getaffinity(0)))
