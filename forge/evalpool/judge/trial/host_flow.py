@@ -1059,10 +1059,8 @@ class Flow:
             self._require_free(node, places, self._facts(node.test, facts))
         self._require_free(node, places, ())
         found = [self._value(one) for one in sides]
-        are_plain = all(one.is_plain for one in found)
-        return replace(
-            Seen().joined(found), is_new=all(o.is_new for o in found), is_plain=are_plain
-        )
+        flags = {name: all(getattr(one, name) for one in found) for name in ("is_new", "is_plain")}
+        return replace(Seen().joined(found), **flags)
 
     def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp) -> Seen:
         before, self._frame = self._frame, Frame({}, self._frame, self._frame.shared)
@@ -1182,14 +1180,14 @@ class Flow:
         if name in self.methods and name != "forward":
             self._value(owner)
             return self._own(node, self._methods(name), is_method=True)
-        if name in lists.CHANGING and not self._is_first:
-            self._mutate(Seen().joined(self._passed(node)).uses or self._control)
-            self._change(node, owner)
-            return NOTHING
         if name in lists.CHANGING:
-            if (place := self._place(owner)) and not self._is_made(place):
+            given = Seen().joined(self._passed(node))
+            if not self._is_first:
+                self._mutate(given.uses or self._control)
+            place = self._place(owner)
+            if not self._is_first or (place and not self._is_made(place)):
                 self._change(node, owner)
-            return replace(Seen().joined(self._passed(node)), is_new=True)
+            return replace(given, is_new=True) if self._is_first else NOTHING
         if name in lists.BUILDING and not self._is_first and name != "eval":
             raise kept_wrongly(node, f"calls {ast.unparse(func)} in a call")
         found = self._value(func)
@@ -1210,13 +1208,10 @@ class Flow:
             return replace(owned, is_new=False, marks=marks)
         if name in lists.READS and owned.is_rounded and name not in lists.CASTS:
             return Seen(of=ast.unparse(node), is_fact=True)
-        if name in ("format", "join"):
-            made = Seen(of="a text that is made", is_fact=True)
-            return (
-                made
-                if name == "format"
-                else replace(Seen().joined(self._passed(node)), places=frozenset())
-            )
+        if name == "format":
+            return Seen(of="a text that is made", is_fact=True)
+        if name == "join":
+            return replace(Seen().joined(given), places=frozenset())
         made = Seen(of=owned.of, is_fact=owned.is_fact).joined(given)
         is_typed = name == "view" and any(TYPE in one.marks for one in given)
         if is_typed and owned.marks & UNTYPED:
@@ -1282,17 +1277,14 @@ class Flow:
 
 
 def _lasting(node: Function) -> Names:
-    everything = [*node.args.posonlyargs, *node.args.args]
-    pairs = [*zip(reversed(everything), reversed(node.args.defaults), strict=False)]
-    pairs += [
-        (one, made)
-        for one, made in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        if made
-    ]
+    """Arguments with a list or a dict as their default."""
+    given = node.args
+    names = [*given.posonlyargs, *given.args]
+    values = [*[None] * (len(names) - len(given.defaults)), *given.defaults, *given.kw_defaults]
     return {
         one.arg: Seen(places=frozenset({f"{one.arg}.default"}))
-        for one, made in pairs
-        if any(isinstance(part, ast.List | ast.Dict) for part in ast.walk(made))
+        for one, made in zip([*names, *given.kwonlyargs], values, strict=True)
+        if made and any(isinstance(part, ast.List | ast.Dict) for part in ast.walk(made))
     }
 
 
@@ -1303,19 +1295,14 @@ def _result(marks: frozenset[str]) -> frozenset[str]:
 
 def _is_asking(kernel: ast.FunctionDef) -> bool:
     """True for a kernel that compares types."""
-    tests = [node for node in ast.walk(kernel) if isinstance(node, ast.Compare)]
-    parts = [node for test in tests for node in ast.walk(test) if isinstance(node, ast.Attribute)]
-    return any(one.attr in ("dtype", "element_ty", "primitive_bitwidth") for one in parts)
+    tests = (node for node in ast.walk(kernel) if isinstance(node, ast.Compare))
+    names = {getattr(node, "attr", "") for test in tests for node in ast.walk(test)}
+    return not names.isdisjoint(("dtype", "element_ty", "primitive_bitwidth"))
 
 
 def _below(node: ast.AST) -> list[ast.expr]:
-    found: list[ast.expr] = []
-    for one in ast.iter_child_nodes(node):
-        if isinstance(one, ast.expr):
-            found.append(one)
-        elif isinstance(one, ast.keyword):
-            found.append(one.value)
-    return found
+    found = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.expr | ast.keyword)]
+    return [one.value if isinstance(one, ast.keyword) else one for one in found]
 
 
 def _bare(node: ast.expr) -> str:

@@ -48,19 +48,17 @@ class GpuTurns:
         self._num_turns = 0
         """Turns alone since the last shared one."""
 
-    @contextmanager
-    def shared(self, *, timeout_s: float) -> Generator[None]:
+    def shared(self, *, timeout_s: float) -> AbstractContextManager[None]:
         """Uses the GPU beside others. Raises Stalled."""
-        self._enter(is_alone=False, timeout_s=timeout_s)
-        try:
-            yield
-        finally:
-            self._leave()
+        return self._turn(is_alone=False, timeout_s=timeout_s)
+
+    def alone(self, *, timeout_s: float) -> AbstractContextManager[None]:
+        """Uses the GPU alone, also among this process's threads. Raises Stalled."""
+        return self._turn(is_alone=True, timeout_s=timeout_s)
 
     @contextmanager
-    def alone(self, *, timeout_s: float) -> Generator[None]:
-        """Uses the GPU alone, also among this process's threads. Raises Stalled."""
-        self._enter(is_alone=True, timeout_s=timeout_s)
+    def _turn(self, *, is_alone: bool, timeout_s: float) -> Generator[None]:
+        self._enter(is_alone=is_alone, timeout_s=timeout_s)
         try:
             yield
         finally:
