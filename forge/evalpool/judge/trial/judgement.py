@@ -46,8 +46,16 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.trial.programs import Programs
     from forge.evalpool.judge.wide.compare import Mask
-    from forge.evalpool.judge.wide.patterns import Operands, Part, Values
+    from forge.evalpool.judge.wide.patterns import Operands, Values
 
+WIDE = "wide"
+NO_RESULTS = "no results in float64"
+NUM_REAL = 2
+"""Sets with quiet plants that question 2 is asked on."""
+MAX_FIRST_CALLS = 16
+"""Alternatives whose first call is tried."""
+PRECISION_WORDS = "what it returns is right in float64, but not in its own types: "
+RANDOM = random.SystemRandom()
 MAX_READ = 1 << 22
 """Elements of an output that its figures are made of, all over it."""
 IN_PLACE = "Model changes its {} in place, do as it does: "
@@ -191,12 +199,9 @@ class Results(Generic[C]):
         return any(np.unique(values.take(values.some())).size > 1 for values in every)
 
     def facts(self, left: Left) -> tuple[OutputFacts, ...]:
+        content = self.content
         return tuple(
-            output_facts(
-                name,
-                self.content.values_of(got, index),
-                self.content.values(index, name=name),
-            )
+            _output_facts(name, content.values_of(got, index), content.values(index, name=name))
             for got, index, name in self.pairs(left)
         )
 
@@ -221,37 +226,23 @@ class Results(Generic[C]):
         return [self.content.values(index, name=name) for name, index in named.items()]
 
 
-def output_facts(name: str, got: Values, expected: Values) -> OutputFacts:
+def _output_facts(name: str, got: Values, expected: Values) -> OutputFacts:
+    """The figures of an output beside those of the expected one."""
     chosen = spread(got.size, MAX_READ)
-    found, wanted = got.take(chosen), expected.take(chosen)
-    is_nan, is_inf = np.isnan(found), np.isinf(found)
-    both = np.isfinite(found) & np.isfinite(wanted)
-    low, high, mean = _range(found)
-    expected_low, expected_high, expected_mean = _range(wanted)
+    both = found, wanted = got.take(chosen), expected.take(chosen)
+    finite = [one[np.isfinite(one)] for one in both]
+    errors = np.abs(found - wanted)[np.isfinite(found) & np.isfinite(wanted)]
+    (low, high, mean), (expected_low, expected_high, expected_mean) = (
+        (float(one.min()), float(one.max()), float(one.mean())) if one.size else (None, None, None)
+        for one in finite
+    )
     return OutputFacts(
         name=name, dtype=expected.dtype, shape=expected.shape,
-        num_nan=int(is_nan.sum()), num_inf=int(is_inf.sum()),
+        num_nan=int(np.isnan(found).sum()), num_inf=int(np.isinf(found).sum()),
         low=low, high=high, mean=mean,
         expected_low=expected_low, expected_high=expected_high, expected_mean=expected_mean,
-        largest_error=float(np.abs(found - wanted)[both].max()) if both.any() else None,
+        largest_error=float(errors.max()) if errors.size else None,
     )  # fmt: skip
-
-
-def _range(values: Part) -> tuple[float, float, float] | tuple[None, None, None]:
-    finite = values[np.isfinite(values)]
-    if not finite.size:
-        return None, None, None
-    return float(finite.min()), float(finite.max()), float(finite.mean())
-
-
-WIDE = "wide"
-NO_RESULTS = "no results in float64"
-NUM_REAL = 2
-"""Sets with quiet plants that question 2 is asked on."""
-MAX_FIRST_CALLS = 16
-"""Alternatives whose first call is tried."""
-PRECISION_WORDS = "what it returns is right in float64, but not in its own types: "
-RANDOM = random.SystemRandom()
 
 
 class Narrowed(Exception):
