@@ -105,9 +105,9 @@ def test_what_a_kernel_keeps_of_parameters_follows_those_of_each_set(bench: Any)
 
 def test_a_mismatch_names_the_arguments_that_are_not_as_given(bench: Any) -> None:
     code = GATED_KERNEL.replace("PACKED", "self.gate.exp()").replace("SCALE", "scale or 0.5")
-    verdict = bench.judge(code, problem=GATED)
-    assert verdict.status is Status.WRONG
-    assert "where forward gets argument 1=0.0" in verdict.detail
+    found = [bench.judge(code, problem=f"{GATED}# {number}\n") for number in range(3)]
+    wrong = [one.detail for one in found if one.status is Status.WRONG]  # a draw in 14 has no 0
+    assert "where forward gets argument 1=0.0" in wrong[0]
 
 
 # --- what an answer waits for -------------------------------------------------------------------

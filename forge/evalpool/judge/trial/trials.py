@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -161,16 +161,8 @@ class Trials(ABC):
             one.end_idle()
 
     def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
-        return replace(
-            finding,
-            detail=words.clean(finding.detail),
-            isolation=self.stamp.isolation,
-            caps=self.stamp.caps,
-            device=self.stamp.device,
-            harness=self.stamp.harness,
-            rules=self.table.rules,
-            phase_s=dict(phases.seconds),
-        )
+        own = {"rules": self.table.rules, "phase_s": dict(phases.seconds), **asdict(self.stamp)}
+        return replace(finding, detail=words.clean(finding.detail), **own)
 
     def _fault(self, candidate: Candidate) -> Finding | None:
         with candidate.phases.timed("source"):
