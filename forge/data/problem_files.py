@@ -227,9 +227,6 @@ def _names(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             yield from _names(one_target, one_value)
 
 
-# pyright: strict
-
-
 OverridesTable = Mapping[str, Constant | Mapping[str, Constant]]
 """A constant's value, or a problem's table of such values."""
 
@@ -321,9 +318,6 @@ def _hint(name: str, known: Collection[str]) -> str:
     close = get_close_matches(name, sorted(known), n=1)
     there = f"there are {', '.join(sorted(known)) or 'none'}"
     return f"did you mean {close[0]}?" if close else there
-
-
-# pyright: strict
 
 
 NOTE = "A kernel has to be correct at each; its speed-up is their geometric mean."

@@ -30,6 +30,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge.data.pairs.conversations import id_of
 from forge.data.pairs.rows import (
     SUFFIXES,
     BadRow,
@@ -278,7 +279,7 @@ def _of_format(row: Mapping[str, Any], format: str, *, number: int) -> RowProble
             source, info = code_of(row, "label"), _table(row, "extra_info")
             return _kernelbench(source, info, name=str(info.get("problem_name") or ""))
         case "kernelbook":  # under the id that its SFT row has
-            problem_id = f"{format}/{_named(row, 'uuid', number)}"
+            problem_id = f"{format}/{id_of(row, 'uuid', number)}"
             source, entry_point = code_of(row, "python_code"), text_of(row, "entry_point")
         case "cuda-agent":  # its level is the number of operators, `torch#2`
             found = re.search(r"#(\d+)$", str(row.get("data_source") or ""))
@@ -297,7 +298,7 @@ def _of_format(row: Mapping[str, Any], format: str, *, number: int) -> RowProble
                 entry_point=_entry_point(info, source),
             )  # fmt: skip
         case "drkernel-coldstart":  # the module that a conversation is about
-            problem_id = f"{format}/{_named(row, 'uuid', number)}"
+            problem_id = f"{format}/{id_of(row, 'uuid', number)}"
             source = code_of(row, "original_python_code")
             entry_point = _entry_point(row, source)
         case _:
@@ -342,8 +343,3 @@ def _table(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         columns = columns_of(row)
         raise BadRow(f"{name}: found {kind_of(found)}; an object (columns here: {columns})")
     return found
-
-
-def _named(row: Mapping[str, Any], column: str, number: int) -> str:
-    found = row.get(column)
-    return str(number if found is None else found)
