@@ -47,7 +47,7 @@ def found(status: Status, reason: str, detail: str) -> Finding:
 def asked(answers: Answering) -> tuple[captures.Asked, Answer]:
     run = cast("Runner", SimpleNamespace(finding=found))
     program = build(inputs=[(1,)], kernels=[], forward=[], outputs=[0])
-    question = Answer(kind=Kind.ASK, program=wire.dumps(program))
+    question = Answer(kind=Kind.ASK, program=wire.dumps(program), body={})
     return captures.Asked(
         run=run, answers=answers, number=0, parse=lambda _, data: wire.loads(data)
     ), question
