@@ -314,8 +314,8 @@ async def test_who_is_killed_beside_a_candidate_is_not_held_against_it(
     pool: Pool, observer: Observer, phase: str, victim: int
 ) -> None:
     code = f"{CANDIDATES[phase]}# {victim}"
-    # A call whose child had served others is repeated by its judge.
-    num_infra = (0, 1) if (phase, victim) == ("correct", CHILD) else (1,)
+    # A capture or a call whose child serves others too is repeated by its judge.
+    num_infra = (0, 1) if victim == CHILD else (1,)
     verdict = await judged_with_a_kill(
         pool, observer, PROBLEM, code, victim=victim, num_infra=num_infra
     )
