@@ -7,7 +7,7 @@ import pytest
 from forge.adapters.settings import JudgeSettings
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
-from forge.evalpool import targets
+from forge.evalpool import cards
 from forge.evalpool.cards import require_target
 from forge.evalpool.judge.compiler.binary import Binary
 from forge.evalpool.judge.compiler.compile import Compiler
@@ -76,7 +76,7 @@ def test_triton_itself_says_for_which_cards_it_can_compile() -> None:
 def test_plans_and_commands_refuse_a_target_that_triton_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(targets, "_fault", lambda target: "no such card")
+    monkeypatch.setattr(cards, "_fault", lambda target: "no such card")
     experiment = load_experiment(QUICKSTART, overrides=["judge.target=hip:gfx90a"])
     with pytest.raises(ConfigError, match=r"judge\.target: .*no such card"):
         plan(experiment)
