@@ -1,25 +1,35 @@
-"""One fork server for all tests of the compiler room."""
+"""One compiler for all tests of the room, over the judge's own spawner; its children are noted."""
 
-import importlib.metadata
 from collections.abc import Iterator
-from typing import cast
+from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
-from tests.evalpool.compiler.forkserver import ForkServer
+from tests.evalpool.benches import Bench
 
 
 @pytest.fixture(scope="session")
-def server() -> ForkServer:
-    return ForkServer(triton=importlib.metadata.version("triton"))
+def spawned(bench: Bench) -> Iterator[list[int]]:
+    """Process ids of the compiler's children so far."""
+    pids: list[int] = []
+    spawn = bench.spawner.spawn
+
+    def noted(*, role: str, **more: Any) -> Any:
+        child = spawn(role=role, **more)
+        if role == "compiler":
+            pids.append(child.pid_here)
+        return child
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench.spawner, "spawn", noted)
+        yield pids
 
 
 @pytest.fixture(scope="session")
-def compiler(server: ForkServer) -> Iterator[Compiler]:
+def compiler(bench: Bench, spawned: list[int]) -> Iterator[Compiler]:
     """In memory only."""
-    opened = Compiler(cast("Spawner", server), cache=Cache(None))
+    opened = Compiler(bench.spawner, cache=Cache(None))
     yield opened
     opened.close()

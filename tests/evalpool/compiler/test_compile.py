@@ -3,15 +3,14 @@
 import dataclasses
 import json
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.compiler.binary import (
     Binary,
     Failure,
@@ -23,7 +22,7 @@ from forge.evalpool.judge.compiler.binary import (
 from forge.evalpool.judge.compiler.cache import Cache, key_of
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.program.format import Options
-from tests.evalpool.compiler.forkserver import ForkServer, kill_all
+from tests.evalpool.benches import Bench
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation
 
 
@@ -40,22 +39,22 @@ def test_a_kernel_becomes_a_binary(binary: Binary) -> None:
     assert binary.num_spills == 0
 
 
-def test_equal_kernels_are_compiled_once(compiler: Compiler, server: ForkServer) -> None:
-    before = server.num_spawned
+def test_equal_kernels_are_compiled_once(compiler: Compiler, spawned: list[int]) -> None:
+    before = len(spawned)
     kernel = make_kernel(DOUBLE.replace("addf", "mulf"))
     made = compiler.compile([kernel] * 5, TARGET)
     again = compiler.compile([kernel], TARGET)
-    assert server.num_spawned == before + 1
+    assert len(spawned) == before + 1
     assert all(one == again[0] for one in made)
     assert isinstance(again[0], Binary)
 
 
 def test_a_kernel_of_small_tiles_is_not_compiled_to_know_that_it_fits(
-    compiler: Compiler, server: ForkServer
+    compiler: Compiler, spawned: list[int]
 ) -> None:
-    before = server.num_spawned
+    before = len(spawned)
     assert compiler.too_large([make_kernel()], TARGET) == [None]
-    assert server.num_spawned == before
+    assert len(spawned) == before
 
 
 def test_a_failure_stands_at_the_kernels_own_line(compiler: Compiler) -> None:
@@ -66,12 +65,12 @@ def test_a_failure_stands_at_the_kernels_own_line(compiler: Compiler) -> None:
     assert [one.line for one in found if isinstance(one, Failure)] == [14, 54]
 
 
-def test_a_refused_word_needs_no_child(compiler: Compiler, server: ForkServer) -> None:
-    before = server.num_spawned
+def test_a_refused_word_needs_no_child(compiler: Compiler, spawned: list[int]) -> None:
+    before = len(spawned)
     (found,) = compiler.compile([with_operation("nvvm.barrier0")], TARGET)
     assert isinstance(found, Failure)
     assert (found.kind, found.operation) == (FailureKind.REFUSED, "nvvm.barrier0")
-    assert server.num_spawned == before
+    assert len(spawned) == before
 
 
 def test_a_module_that_is_refused_names_its_operation(compiler: Compiler) -> None:
@@ -106,27 +105,28 @@ def test_a_target_that_nobody_has_is_a_failure(compiler: Compiler) -> None:
     assert "is no target" in found.message
 
 
-@pytest.mark.parametrize("end", ["killed", "silent"])
-def test_a_child_that_ends_is_its_kernels_failure(server: ForkServer, end: str) -> None:
-    own = Compiler(cast("Spawner", server), cache=Cache(None), deadline_s=0.01)
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [("killed", "crashed: killed by signal 9"), ("silent", "not compiled within 0.01 s")],
+)
+def test_a_child_that_ends_is_its_kernels_failure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, end: str, words: str
+) -> None:
+    spawn = bench.spawner.spawn
+
+    def spawn_and_kill(**arguments: Any) -> Any:
+        child = spawn(**arguments)
+        os.kill(child.pid_here, signal.SIGKILL)
+        return child
+
     if end == "killed":
-        own = Compiler(cast("Spawner", server), cache=Cache(None))
-        original: Callable[..., Any] = server.spawn
-
-        def spawn_and_kill(**arguments: Any) -> Any:
-            child = original(**arguments)
-            kill_all(server)
-            return child
-
-        server.spawn = spawn_and_kill
-    try:
-        (found,) = own.compile([make_kernel(DOUBLE.replace("addf", "subf"))], TARGET)
-    finally:
-        vars(server).pop("spawn", None)
-        own.close()
+        monkeypatch.setattr(bench.spawner, "spawn", spawn_and_kill)
+    deadline_s = 0.01 if end == "silent" else 60.0
+    own = Compiler(bench.spawner, cache=Cache(None), deadline_s=deadline_s)
+    (found,) = own.compile([make_kernel(DOUBLE.replace("addf", "subf"))], TARGET)
+    own.close()
     assert isinstance(found, Failure)
     assert found.kind is FailureKind.COMPILE_ERROR
-    words = "crashed: killed by signal 9" if end == "killed" else "not compiled within 0.01 s"
     assert words in found.message
 
 
