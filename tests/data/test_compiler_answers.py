@@ -1,13 +1,13 @@
 """Problems are answered by the compiler: own kernels, sizes as expressions, right at two sizes."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+import forge
+from forge.adapters.pools import JudgePool
 from forge.data.harvest.records import Unanswered
 from forge.data.inductor.rewrite import size_literals
-from tests.corpus.corpus import Pair
-from tests.corpus.running import run
 
 PROBLEM = """
 import torch
@@ -159,10 +159,16 @@ PRODUCTS = (
 """Beginnings of the names of cases whose kernels multiply matrices."""
 
 
+@pytest.fixture(scope="module")
+def judges() -> Iterator[JudgePool]:
+    with forge.judges(device="cpu", workers=1) as pool:
+        yield pool
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of torch, in its own imports
 @pytest.mark.parametrize("name", CASES)
-def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
+def test_an_answer_is_own_and_right_at_two_sizes(name: str, judges: JudgePool):
     from forge.data.inductor.compiler.answering import answer, preload
 
     text, (old, new) = CASES[name]
@@ -172,11 +178,9 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, tmp_path: Path):
     assert "float64" not in found.code
     assert ("tl.dot" in found.code) == name.startswith(PRODUCTS)
     assert old in text
-    for place, asked in enumerate((text, text.replace(old, new))):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        done = run(Pair(name=name, subject="", problem=asked, candidate=found.code), folder)
-        assert (done.errors, done.faults, done.refusals) == ([], [], [])
+    asked = [text, text.replace(old, new)]
+    verdicts = judges.judge_many([(one, found.code) for one in asked])
+    assert [one.detail for one in verdicts if not one.correct] == []
 
 
 @pytest.mark.long

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.program.format import (
     Kernel,
     Launch,
@@ -20,7 +22,6 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
 )
 from forge.evalpool.judge.wide.program import Narrow, widened
-from tests.corpus.running import executor_of, tensor_of
 
 SINGLE = frozenset({"float32"})
 HALF = SINGLE | {"float16", "bfloat16"}
@@ -84,10 +85,11 @@ def pointwise(*body: str, given: str = "float32", made: str = "float32") -> Prog
 
 
 def evaluated(program: Program, *inputs: torch.Tensor) -> torch.Tensor:
-    executor = executor_of(program, list(inputs), {})
+    memory: list[Any] = [one.reshape(-1).view(torch.uint8).numpy() for one in inputs]
+    executor = CpuExecutor(program, memory, {})
     executor.init()
     assert executor.forward().faults == []
-    return tensor_of(executor, program, program.outputs[0])
+    return executor.tensors.torch(program.outputs[0])
 
 
 X = torch.linspace(-3, 5, 64)
