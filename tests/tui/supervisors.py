@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,8 +47,6 @@ class Supervisor:
     refuses: dict[str, str] = field(default_factory=dict)
     """Path to the error message that refuses it."""
     asked: list[str] = field(default_factory=list)
-    thinks_s: float = 0.0
-    """Seconds before it answers an action."""
 
 
 class UnixServer(HTTPServer):
@@ -99,7 +96,6 @@ def supervising(paths: RunPaths) -> Iterator[Supervisor]:
             # A socket closed with unread data discards its answer.
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             supervisor.asked.append(self.path)
-            time.sleep(supervisor.thinks_s)
             if self.path in supervisor.refuses:
                 self._answer(400, {"error": supervisor.refuses[self.path]})
             else:
