@@ -17,7 +17,7 @@ from forge.evalpool.judge.program.dataflow import (
 )
 from forge.evalpool.judge.program.format import Node, Program, Tensor, Value
 from forge.evalpool.judge.program.walk import variants
-from tests.evalpool.program.programs import build, launch, op, pointers, tuned
+from tests.evalpool.program.programs import build, launch, op, pointers
 
 
 def content(inputs: frozenset[int] = frozenset(), **facts: bool) -> Content:
@@ -84,32 +84,10 @@ def test_a_kernel_nothing_is_known_of_may_write_to_all_its_pointers() -> None:
     assert found.writers == {}
 
 
-def test_certain_writers_are_listed() -> None:
-    program = built(
-        init=[op("aten.clone.default", "t2", results=(3,))],
-        forward=[launch(0, "t0", "t1"), op("aten.zero_.default", "t3", results=(3,))],
-    )
-    found = flow(program, KNOWN)
-    assert {at: placed.path for at, placed in found.writers.items()} == {
-        1: "forward[0]",
-        3: "forward[1]",
-    }
-    assert found.prepared == {3}
-
-
 def test_batch_norm_writes_to_its_running_statistics() -> None:
     arguments = ("t0", None, None, "t2", "t3", True, 0.1, 1e-5)
     program = built(forward=[op("aten.native_batch_norm.default", *arguments, results=(5,))])
     assert flow(program).writers.keys() == {2, 3, 5}
-
-
-def test_work_of_init_is_marked_where_it_computes() -> None:
-    copied = built(init=[op("aten.clone.default", "t2", results=(3,))], forward=[])
-    computed = built(init=[op("aten.exp.default", "t2", results=(3,))], forward=[])
-    launched = built(init=[launch(0, "t2", "t3")], forward=[])
-    marks = [flow(made, KNOWN).contents[3].is_prepared for made in (copied, computed, launched)]
-    assert marks == [False, True, True]
-    assert not flow(launched, KNOWN).contents[3].is_launched
 
 
 def test_a_value_that_the_host_read_reaches_all_that_follows() -> None:
@@ -135,19 +113,6 @@ def test_nodes_on_which_nothing_depends_are_not_live() -> None:
     assert flow(program, KNOWN).live == {"forward[1]", "forward[2]"}
     written = built(forward=[op("aten.relu_.default", "t0", results=(0,))])
     assert flow(written).live == {"forward[0]"}, "an input is the caller's"
-
-
-def test_each_open_alternative_stands_in_a_variant() -> None:
-    paths = [[placed.path for placed in nodes] for nodes in variants(tuned())]
-    before = "forward[0].alternatives"
-    assert paths == [
-        [f"{before}[0].nodes[0]"],
-        [f"{before}[1].nodes[0]", f"{before}[1].nodes[1]"],
-    ]
-    [choice] = tuned().forward
-    decided = dataclasses.replace(tuned(), forward=(dataclasses.replace(choice, chosen=1),))
-    [nodes] = variants(decided)
-    assert len(nodes) == 2
 
 
 def test_a_transposed_tensor_covers_its_storage_and_an_expanded_one_does_not() -> None:
