@@ -16,6 +16,7 @@ from tests.zoo.mutate import mutated
 HONEST = [one for one in load("honest") if "cpu" in one.devices]
 TABLE = JudgeTable(compile_timeout_s=2.0, correct_timeout_s=2.0)
 NUM_WARM_UPS = 30
+MARATHON = (pytest.mark.marathon, pytest.mark.timeout(600))
 
 
 def rss_bytes(pid: int) -> int:
@@ -46,7 +47,13 @@ def judge_all(bench: Any, seeds: range) -> dict[str, int]:
     return found
 
 
-def require_steady(bench: Any, seeds: range) -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(NUM_WARM_UPS, 100), pytest.param(range(100, 1000), marks=MARATHON)], ids=len
+)
+def test_mutations_get_a_verdict_and_leave_nothing(
+    bench_for: Callable[[str], Any], seeds: range
+) -> None:
+    bench = bench_for("cpu")
     judge_all(bench, range(NUM_WARM_UPS))
     pids = (os.getpid(), zygote_of(bench))
     memory = [rss_bytes(pid) for pid in pids]
@@ -58,24 +65,3 @@ def require_steady(bench: Any, seeds: range) -> None:
     assert [num_files(pid) for pid in pids] == files
     for pid, before in zip(pids, memory, strict=True):
         assert rss_bytes(pid) <= before * 1.05, f"{before} bytes before"
-
-
-def test_a_hundred_mutations_get_a_verdict_and_leave_nothing(
-    bench_for: Callable[[str], Any],
-) -> None:
-    require_steady(bench_for("cpu"), range(NUM_WARM_UPS, 100))
-
-
-@pytest.mark.marathon
-@pytest.mark.timeout(600)
-def test_a_thousand_mutations_get_a_verdict_and_leave_nothing(
-    bench_for: Callable[[str], Any],
-) -> None:
-    require_steady(bench_for("cpu"), range(100, 1000))
-
-
-def test_mutations_are_the_same_for_a_seed_and_differ_between_seeds() -> None:
-    code = HONEST[0].code
-    assert mutated(code, seed=3) == mutated(code, seed=3)
-    changed = {mutated(code, seed=seed) for seed in range(100)}
-    assert len(changed - {code}) > 80
