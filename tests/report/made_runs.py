@@ -2,15 +2,22 @@
 escape sequences, formulas, chat tokens)."""
 
 import dataclasses
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import anyio
 
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
-from tests.store.storefactory import attempt, evaluation, group, problem, timing, write_run
+from tests.store.storefactory import (
+    attempt,
+    edit,
+    evaluation,
+    group,
+    problem,
+    timing,
+    with_turns,
+    write_run,
+)
 
 
 def make_run(root: Path, records: list, *, texts: str = "plain") -> RunPaths:
@@ -43,22 +50,16 @@ def hostile_records() -> list:
             step, [[Status.CORRECT], [Status.WRONG]], problem_id=evil.problem_id, step=step,
             stage=0, speed=timing(1.0 + step), purpose=Purpose.TRAIN,
         )  # fmt: skip
-        trajectories = tuple(
-            dataclasses.replace(
-                each,
-                turns=tuple(
-                    dataclasses.replace(
-                        turn, code=f"x = 1  # {EVIL}\n{EVIL}", completion_text=EVIL, feedback=EVIL,
-                        verdict=dataclasses.replace(
-                            turn.verdict, reason=EVIL, detail=EVIL, phase_s={EVIL: 1.0}
-                        ),
-                    )
-                    for turn in each.turns
+        verdict = {"reason": EVIL, "detail": EVIL, "phase_s": {EVIL: 1.0}}
+        texts = {"completion_text": EVIL, "feedback": EVIL, "code": f"x = 1  # {EVIL}\n{EVIL}"}
+        out.append(
+            with_turns(
+                played,
+                lambda t, texts=texts, verdict=verdict: dataclasses.replace(
+                    t, **texts, verdict=dataclasses.replace(t.verdict, **verdict)
                 ),
             )
-            for each in played.trajectories
-        )  # fmt: skip
-        out.append(dataclasses.replace(played, trajectories=trajectories))
+        )
         part = EVIL.replace("/", "").replace("\0", "")
         values = {f"train/kl_{part}/mean": 0.1 * step, "step/wall/seconds": 1.0}
         values[f"idle/{part}/seconds"] = 0.5
@@ -70,6 +71,5 @@ def hostile_records() -> list:
 def write_hostile_run(root: Path) -> RunPaths:
     """Writes the run; its experiment is hostile too, and no TOML."""
     anyio.run(lambda: write_run(root, hostile_records()))
-    with closing(sqlite3.connect(root / "run.db", isolation_level=None)) as connection:
-        connection.execute("UPDATE runs SET experiment = ?", (f"name = '''{EVIL}'''",))
+    edit(root / "run.db", "UPDATE runs SET experiment = ?", f"name = '''{EVIL}'''")
     return RunPaths(root)

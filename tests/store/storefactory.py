@@ -1,7 +1,10 @@
 """Synthetic records for the tests of store and views: a small run in memory, from a seed."""
 
 import random
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forge.records import (
@@ -152,6 +155,14 @@ def group(
     )  # fmt: skip
 
 
+def with_turns(played: Group, change: Callable[[Turn], Turn]) -> Group:
+    """The group with each of its turns changed."""
+    trajectories = tuple(
+        replace(each, turns=tuple(map(change, each.turns))) for each in played.trajectories
+    )
+    return replace(played, trajectories=trajectories)
+
+
 def samples(group: Group, *, first_id: int) -> list[Sample]:
     turns = [t for trajectory in group.trajectories for t in trajectory.turns]
     return [
@@ -283,6 +294,12 @@ async def write_run(
         await writer.put(*records)
         await writer.flush()
     return root
+
+
+def edit(database: Path, sql: str, *values: object) -> None:
+    """Changes a database by hand."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute(sql, values)
 
 
 def read_views(root: Path) -> dict[str, list[tuple[object, ...]]]:

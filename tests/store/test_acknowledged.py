@@ -25,6 +25,7 @@ from forge.store.write.writer import open_writer
 from tests.store.storefactory import (
     Options,
     attempt,
+    edit,
     group,
     make_root,
     samples,
@@ -177,8 +178,7 @@ async def test_damaged_tokens_are_named_by_the_writer(tmp_path: Path) -> None:
 
 async def test_a_schema_number_set_to_0_is_named(tmp_path: Path) -> None:
     root = await write_run(tmp_path / "toy-1", small_run())
-    with closing(sqlite3.connect(root / "run.db")) as connection:
-        connection.execute("PRAGMA user_version = 0")
+    edit(root / "run.db", "PRAGMA user_version = 0")
     said = 'it has tables: .*"PRAGMA user_version = 1"'
     with pytest.raises(MachineError, match=said):
         await write_run(root, [])

@@ -35,6 +35,7 @@ from tests.examples import examples
 from tests.store.storefactory import (
     Options,
     attempt,
+    edit,
     group,
     make_root,
     problem,
@@ -271,9 +272,7 @@ def test_steps_left_open_by_a_killed_run_are_settled_by_the_next_writer(tmp_path
     root = tmp_path / "toy-1"
     make_root(root)
     anyio.run(write_steps, root)
-    with sqlite3.connect(root / "run.db") as connection:
-        connection.execute("INSERT INTO open_steps (stage, step) VALUES (1, 3)")
-    connection.close()
+    edit(root / "run.db", "INSERT INTO open_steps (stage, step) VALUES (1, 3)")
     with open_run(root) as reader:
         before = reader.rows("SELECT * FROM v_steps ORDER BY step")
     assert [row["step"] for row in before] == list(range(12))

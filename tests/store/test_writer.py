@@ -27,6 +27,7 @@ from tests.examples import examples
 from tests.store.storefactory import (
     Options,
     attempt,
+    edit,
     group,
     samples,
     small_run,
@@ -189,9 +190,7 @@ def test_another_schema_is_refused_by_writer_and_reader_in_one_line(
 ) -> None:
     root = tmp_path / "toy-1"
     anyio.run(write_run, root, small_run())
-    with sqlite3.connect(root / "run.db") as connection:
-        connection.execute(f"PRAGMA {pragma}")
-    connection.close()
+    edit(root / "run.db", f"PRAGMA {pragma}")
     before = (root / "run.db").read_bytes()
     with pytest.raises(ConfigError, match=said) as error:
         opener(root)

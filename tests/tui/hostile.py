@@ -8,7 +8,7 @@ from textual.pilot import Pilot
 
 from forge.records import Status
 from forge.store.layout import RunPaths
-from tests.store.storefactory import attempt, group, problem, samples, write_run
+from tests.store.storefactory import attempt, group, problem, samples, with_turns, write_run
 
 WORDS = (
     "[@click=app.quit]press[/] [bold red]loud[/] \x1b[2J\x1b]0;title\x07 \x9b31m "
@@ -22,23 +22,18 @@ NAME = "evil-[red]\x1b[31m\u202e-0"
 async def write_hostile_run(tmp_path: Path) -> RunPaths:
     """Two siblings of two turns, the second one correct, all texts hostile."""
     code = f'X = """{WORDS}"""\n\x1b[2Jclass ModelNew: ...\n'
-    played = group(0, [[Status.WRONG, Status.CORRECT]] * 2, problem_id=NAME)
-    trajectories = []
-    for trajectory in played.trajectories:
-        turns = [
-            replace(
-                turn,
-                prompt_text=WORDS,
-                completion_text=f"<think>{WORDS}</think>\n{WORDS}\n```python\n{code}# {n}\n```",
-                code=f"{code}# {n}\n",
-                feedback=WORDS,
-                verdict=replace(turn.verdict, detail=WORDS, reason=WORDS, device=WORDS),
-                reward_terms={WORDS: 0.5},
-            )
-            for n, turn in enumerate(trajectory.turns)
-        ]
-        trajectories.append(replace(trajectory, problem_id=NAME, turns=tuple(turns)))
-    played = replace(played, trajectories=tuple(trajectories))
+    played = with_turns(
+        group(0, [[Status.WRONG, Status.CORRECT]] * 2, problem_id=NAME),
+        lambda t: replace(
+            t,
+            prompt_text=WORDS,
+            completion_text=f"<think>{WORDS}</think>\n{WORDS}\n```python\n{code}# {t.turn}\n```",
+            code=f"{code}# {t.turn}\n",
+            feedback=WORDS,
+            verdict=replace(t.verdict, detail=WORDS, reason=WORDS, device=WORDS),
+            reward_terms={WORDS: 0.5},
+        ),
+    )
     evil = replace(problem(0), problem_id=NAME, family=WORDS, source=f"# {WORDS}\n")
     records = [attempt(), evil, played, *samples(played, first_id=0)]
     await write_run(tmp_path / "evil-1", records)

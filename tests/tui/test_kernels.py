@@ -13,7 +13,7 @@ from forge.tui.screens.kernels import KernelsScreen
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import RowTable
 from forge.tui.widgets.texts import MAX_COPIED
-from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
+from tests.store.storefactory import attempt, group, problem, timing, turn, with_turns, write_run
 from tests.tui.hostile import assert_harmless, write_hostile_run
 from tests.tui.watching import (
     LARGE,
@@ -91,8 +91,7 @@ async def test_a_kernel_is_saved_and_a_file_replaced_only_after_confirmation(
 async def test_times_speedup_and_number_of_measurements_are_shown(tmp_path: Path):
     best, again = (group(n, [[Status.CORRECT]], speed=timing(x)) for n, x in ((0, 2.5), (1, 2.0)))
     first = best.trajectories[0].turns[0]
-    same = [replace(again.trajectories[0].turns[0], code=first.code)]
-    again = replace(again, trajectories=(replace(again.trajectories[0], turns=tuple(same)),))
+    again = with_turns(again, lambda t: replace(t, code=first.code))
     records = [attempt(), problem(), best, again, turn(9, speed=timing(3.0))]
     await write_run(tmp_path / "toy-1", records)
     async with watching(RunPaths(tmp_path / "toy-1"), size=LARGE, keys=["4"]) as pilot:

@@ -1,6 +1,5 @@
 """The Problems screen and all attempts at a problem: every key, both sizes, hostile names."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from forge.store.layout import RunPaths
 from forge.tui.frame.asking import PacedScreen
 from forge.tui.screens.problems import AttemptsScreen, ProblemsScreen
 from forge.tui.widgets.row_table import RowTable
-from tests.store.storefactory import write_run
+from tests.store.storefactory import edit, write_run
 from tests.tui.watching import (
     LARGE,
     SMALL,
@@ -135,9 +134,7 @@ async def test_new_rows_are_shown_and_an_equal_query_is_not_repeated(
         screen.refresh_data()
         await settle(pilot)
         assert len(asked) == 1
-        with sqlite3.connect(canned_run.run_db) as connection:
-            connection.execute("UPDATE problems SET level = 77")
-        connection.close()
+        edit(canned_run.run_db, "UPDATE problems SET level = 77")
         screen.refresh_data()
         await settle(pilot)
         assert len(asked) == 2

@@ -1,6 +1,5 @@
 """The Rollout screen: every key, every pane, both sizes, hostile texts."""
 
-import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from textual.widgets import TabbedContent
 from forge.records import Status
 from forge.store.layout import RunPaths
 from forge.tui.screens.rollout import PANES, RolloutScreen, answer_of
-from tests.store.storefactory import attempt, group, problem, timing, write_run
+from tests.store.storefactory import attempt, edit, group, problem, timing, write_run
 from tests.tui.watching import (
     LARGE,
     Keys,
@@ -143,13 +142,12 @@ async def test_keys_faster_than_the_screen_end_at_the_last_pane(canned_run: RunP
 async def test_it_opens_at_the_latest_group_and_stays_there(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         before = head(pilot)
-        with sqlite3.connect(canned_run.run_db) as connection:
-            connection.execute(
-                "INSERT INTO turns (group_id, rollout, turn, recorded_at, num_prompt_tokens, "
-                "num_completion_tokens, finish, min_version, max_version, reward_terms, "
-                "generate_s, judge_s) VALUES (9999, 0, 0, 0, 1, 1, 'stop', 0, 0, '{}', 0, 0)"
-            )
-        connection.close()
+        edit(
+            canned_run.run_db,
+            "INSERT INTO turns (group_id, rollout, turn, recorded_at, num_prompt_tokens, "
+            "num_completion_tokens, finish, min_version, max_version, reward_terms, "
+            "generate_s, judge_s) VALUES (9999, 0, 0, 0, 1, 1, 'stop', 0, 0, '{}', 0, 0)",
+        )
         screen = pilot.app.screen
         assert isinstance(screen, RolloutScreen)
         screen.ask_now()

@@ -1,7 +1,6 @@
 """The Run screen: a finished run from the store, a running one from its supervisor."""
 
 import os
-import sqlite3
 
 import pytest
 
@@ -11,6 +10,7 @@ from forge.store.reader import open_run
 from forge.tui.screens.run import CurveBox, Histories, ProcessTable
 from forge.views.curves import load_processes
 from forge.views.run_state import RungState, load_ladder, load_stages
+from tests.store.storefactory import edit
 from tests.tui.supervisors import component, supervising
 from tests.tui.watching import (
     LARGE,
@@ -177,9 +177,7 @@ def test_a_trainer_of_the_next_stage_is_no_restart(canned_run: RunPaths):
 
 
 def change(paths: RunPaths, sql: str) -> None:
-    with sqlite3.connect(paths.run_db) as connection:
-        connection.execute(sql)
-    connection.close()
+    edit(paths.run_db, sql)
 
 
 def load_names(paths: RunPaths) -> list[str]:

@@ -10,17 +10,19 @@ import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.records import Evaluation, Event, Group, Metrics, Purpose, Status, Trajectory
+from forge.records import Event, Group, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.compare import By, Comparison, compare, render_comparison
 from tests.store.storefactory import (
     EXPERIMENT,
     attempt,
+    edit,
     evaluation,
     group,
     problem,
     timing,
+    with_turns,
     write_run,
 )
 from tests.views.terminals import EVIL, shown
@@ -30,11 +32,11 @@ CORRECT, WRONG = Status.CORRECT, Status.WRONG
 
 
 def eval_groups(
-    first_id: int, solved: dict[int, int], *, stage: int, step: int, **changes: Any
+    first_id: int, solved: dict[int, int], *, stage: int, step: int, device: str = "cpu", **how: Any
 ) -> list[Group]:
     """Four samples of each problem, of which a given number are correct."""
     return [
-        judged_on(
+        with_turns(
             group(
                 first_id + number,
                 [[CORRECT]] * num + [[WRONG]] * (4 - num),
@@ -42,20 +44,12 @@ def eval_groups(
                 purpose=Purpose.EVAL,
                 stage=stage,
                 step=step,
-                speed=changes.get("speed"),
+                **how,
             ),
-            changes.get("device", "cpu"),
+            lambda t: replace(t, verdict=replace(t.verdict, device=device)),
         )
         for number, num in solved.items()
     ]
-
-
-def judged_on(played: Group, device: str) -> Group:
-    def moved(trajectory: Trajectory) -> Trajectory:
-        turns = [replace(t, verdict=replace(t.verdict, device=device)) for t in trajectory.turns]
-        return replace(trajectory, turns=tuple(turns))
-
-    return replace(played, trajectories=tuple(moved(each) for each in played.trajectories))
 
 
 def made(
@@ -74,14 +68,9 @@ def made(
         out.append(Metrics(stage=1, step=step, at=10.0 * step, values=values))
     if midway is not None:
         out += eval_groups(200, midway, stage=1, step=2)
-        out.append(measured("grpo-1@2", stage_index=1, step=2, at=25.0))
+        out.append(evaluation("grpo-1@2", step=2, at=25.0))
     out += eval_groups(100, solved, stage=2, step=num_steps, **changes)
-    return [*out, measured("eval-2", stage_index=2, step=num_steps, at=100.0)]
-
-
-def measured(stage: str, *, stage_index: int, step: int, at: float) -> Evaluation:
-    assert f"-{stage_index}" in stage
-    return evaluation(stage, step=step, at=at)
+    return [*out, evaluation("eval-2", step=num_steps, at=100.0)]
 
 
 def compared(tmp_path: Path, a: list, b: list, *, by: By = By.STEP) -> Comparison:
@@ -100,7 +89,7 @@ def sft(solved: dict[int, int], *, num_steps: int) -> list:
             values["step/wall/seconds"] = 0.5 * num_steps
         out.append(Metrics(stage=1, step=step, at=0.5 * step, values=values))
     out += eval_groups(100, solved, stage=2, step=num_steps)
-    return [*out, measured("eval-2", stage_index=2, step=num_steps, at=100.0)]
+    return [*out, evaluation("eval-2", step=num_steps, at=100.0)]
 
 
 def test_problems_are_won_and_lost_with_a_paired_interval(tmp_path: Path) -> None:
@@ -203,13 +192,8 @@ def test_different_settings_and_machines_are_listed(tmp_path: Path) -> None:
     for name, text in (("a-1", EXPERIMENT), ("b-1", other)):
         root = tmp_path / name
         anyio.run(write_run, root, made({0: 1}))
-        import sqlite3
-
-        connection = sqlite3.connect(root / "run.db")
-        connection.execute("UPDATE runs SET experiment = ?", (text,))
-        connection.execute("UPDATE attempts SET code_commit = ?", (name,))
-        connection.commit()
-        connection.close()
+        edit(root / "run.db", "UPDATE runs SET experiment = ?", text)
+        edit(root / "run.db", "UPDATE attempts SET code_commit = ?", name)
     with open_run(tmp_path / "a-1") as a, open_run(tmp_path / "b-1") as b:
         changes = {each.key: (each.a, each.b) for each in compare(a, b).config}
     assert changes == {
@@ -288,7 +272,7 @@ def test_a_hostile_name_is_made_printable(tmp_path: Path) -> None:
     evil = replace(problem(0), problem_id=EVIL)
     plays = [
         [attempt(), evil, *(replace(each, problem_id=EVIL) for each in eval_groups(
-            9, {0: num}, stage=2, step=0)), measured("eval-2", stage_index=2, step=0, at=1.0)]
+            9, {0: num}, stage=2, step=0)), evaluation("eval-2", step=0, at=1.0)]
         for num in (0, 4)
     ]  # fmt: skip
     text = shown(render_comparison(compared(tmp_path, *plays)))

@@ -28,7 +28,6 @@ from forge.views.rollouts import (
     AnswerPart,
     diff_codes,
     load_conversation,
-    parse_address,
     split_answer,
 )
 from tests.store.storefactory import (
@@ -153,14 +152,6 @@ def test_a_conversation_has_turns_siblings_and_neighbours(played: Path) -> None:
     assert beyond.rollout == 1
 
 
-def test_an_empty_run_has_nothing_to_show(tmp_path: Path) -> None:
-    anyio.run(write_run, tmp_path / "toy-1", [])
-    with open_run(tmp_path / "toy-1") as reader:
-        assert load_conversation(reader) is None
-        assert load_problems(reader, ProblemFilter()) == []
-        assert load_kernels(reader) == []
-
-
 def test_the_best_kernel_has_its_code_times_and_origin(played: Path) -> None:
     with open_run(played) as reader:
         best = load_kernels(reader)[0]
@@ -191,12 +182,6 @@ def test_a_file_name_is_never_a_path() -> None:
     assert file_name("../../etc/passwd") == "_.._etc_passwd.py"
     assert file_name("...") == "kernel.py"
     assert len(file_name("x" * 999)) < 110
-
-
-def test_a_rollout_address_is_parsed_or_none() -> None:
-    place = parse_address(" g12.r3.t1 ")
-    assert (place.group_id, place.rollout, place.turn) == (12, 3, 1)
-    assert [parse_address(words) for words in ("", "g", "g1.t2", "-1", "x", "9" * 30)] == [None] * 6
 
 
 def test_an_answer_is_split_into_thinking_text_and_code() -> None:

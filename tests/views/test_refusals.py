@@ -1,15 +1,13 @@
 """Invalid arguments of commands that read a run are one line; missing data is reported."""
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import anyio
 import pytest
 
 from forge.cli import run_command
-from tests.store.storefactory import small_run, write_run
+from tests.store.storefactory import edit, small_run, write_run
 
 HUGE = "9" * 25
 
@@ -95,11 +93,12 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_break_no_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     anyio.run(write_run, tmp_path / "inf-1", small_run())
-    with closing(sqlite3.connect(tmp_path / "inf-1" / "run.db")) as connection:
-        connection.execute("UPDATE turns SET reward = 9e999")
-        connection.execute("UPDATE evaluations SET pass_at_1 = -9e999")
-        connection.execute("UPDATE verdicts SET speedup = 9e999, speedup_low = 9e999")
-        connection.commit()
+    for changed in (
+        "turns SET reward = 9e999",
+        "evaluations SET pass_at_1 = -9e999",
+        "verdicts SET speedup = 9e999, speedup_low = 9e999",
+    ):
+        edit(tmp_path / "inf-1" / "run.db", f"UPDATE {changed}")
     for argv in (["show"], ["rollouts"], ["rollouts", "--turns"], ["compare", "inf-1"]):
         assert run_command([*argv, "inf-1", "--store", str(tmp_path), "--json"]) == 0
         json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

@@ -21,7 +21,16 @@ from forge.store.write.writer import open_writer
 from forge.views.show import load_evaluations, render_evaluations
 from forge.views.statistics import evaluate_groups
 from forge.views.suite import leaderboard, load_result, render_result
-from tests.store.storefactory import Options, attempt, group, make_root, problem, timing, write_run
+from tests.store.storefactory import (
+    Options,
+    attempt,
+    group,
+    make_root,
+    problem,
+    timing,
+    with_turns,
+    write_run,
+)
 
 EXPERIMENT = """\
 name = "eval-x"
@@ -70,20 +79,10 @@ def paths(tmp_path: Path) -> RunPaths:
 def also_by_kernelbench(made: Group) -> Group:
     """Each answer is correct there, and torch does a quarter of its work."""
     other = OtherVerdict(status=CORRECT, reason="ok", detail="")
-    trajectories = [
-        replace(
-            each,
-            turns=tuple(
-                replace(
-                    turn,
-                    verdict=replace(turn.verdict, torch_share=0.25, also={"kernelbench": other}),
-                )
-                for turn in each.turns
-            ),
-        )
-        for each in made.trajectories
-    ]
-    return replace(made, trajectories=tuple(trajectories))
+    also = {"kernelbench": other}
+    return with_turns(
+        made, lambda t: replace(t, verdict=replace(t.verdict, torch_share=0.25, also=also))
+    )
 
 
 async def put(root: Path, records: list[Any]) -> None:

@@ -16,7 +16,7 @@ from forge.views.report.contents import PROBLEMS
 from forge.views.run_state import load_run_state
 from forge.views.sql.sql import QUERIES
 from forge.views.statistics import evaluate_groups
-from tests.store.storefactory import attempt, group, problem, write_run
+from tests.store.storefactory import attempt, group, problem, with_turns, write_run
 from tests.views.terminals import shown
 
 LABEL = "1 of 3 problems judged; 2 unjudgeable (1 problem_too_large, 1 reference_failed)"
@@ -27,16 +27,7 @@ def played(number: int, rows: list[list[Status]], reason: str = "", **how: Any) 
     made = group(number + 1, rows, problem_id=problem(number).problem_id, **how)
     if not reason:
         return made
-    trajectories = tuple(
-        replace(
-            each,
-            turns=tuple(
-                replace(turn, verdict=replace(turn.verdict, reason=reason)) for turn in each.turns
-            ),
-        )
-        for each in made.trajectories
-    )
-    return replace(made, trajectories=trajectories)
+    return with_turns(made, lambda t: replace(t, verdict=replace(t.verdict, reason=reason)))
 
 
 def run(*, is_partial: bool = True) -> list[Any]:
@@ -55,17 +46,13 @@ def run(*, is_partial: bool = True) -> list[Any]:
         for number, reason in enumerate(reasons if is_partial else ("",))
     ]
     problems = [problem(number) for number in (0, 1, 2, 10, 11, 12)]
-    rows: list[Any] = [attempt(), *problems]
-    for each in groups:
-        for trajectory in each.trajectories:
-            rows += [*trajectory.turns, trajectory]
-        rows.append(each)
     evaluated = [each for each in groups if each.purpose is Purpose.EVAL]
     result = evaluate_groups(
         evaluated, problems, stage="eval-0", step=0, version=0, max_turns=1, at=1_000.0
     )
     result = replace(result, detail={**result.detail, "num_trained_problems": 0})
-    return [*rows, result, AttemptEnd(attempt=1, ended_at=2_000.0, exit_code=0, reason="done")]
+    end = AttemptEnd(attempt=1, ended_at=2_000.0, exit_code=0, reason="done")
+    return [attempt(), *problems, *groups, result, end]
 
 
 @pytest.fixture
