@@ -103,7 +103,7 @@ def render(examinations: Sequence[Examination]) -> Group:
         table.add_row(
             Text(printable(each.problem_id)),
             Text(printable(_shapes(each))),
-            Text("" if each.forward_s is None else f"{each.forward_s * 1e3:.4g} ms"),
+            Text("" if each.forward_s is None else _seconds(each.forward_s)),
             Text(next(iter(each.flags), "ok"), style=_style(each)),
             Text(printable(next(iter(each.flags.values()), ""))),
         )
@@ -153,6 +153,10 @@ def _shapes(each: Examination) -> str:
     more = len(each.outputs) - MAX_SHAPES
     shapes = "\n".join(each.outputs[:MAX_SHAPES])
     return f"{shapes}\nand {more} more" if more > 0 else shapes
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _style(each: Examination) -> str:
