@@ -26,7 +26,6 @@ from forge.evalpool.judge.ttir.values import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.evalpool.judge.ttir.decisions import Decision
     from forge.evalpool.judge.ttir.symbolic import Lanes, Symbolic
     from forge.evalpool.judge.ttir.tree import Operation, Scalar
     from forge.evalpool.judge.ttir.values import Array
@@ -426,8 +425,8 @@ class Launch:
     """Calls that are open."""
     num_barriers: int = 0
     """Operations so far at which threads may wait for each other."""
-    seen: dict[Decision, int] = field(default_factory=dict[Any, int])
-    """Sides of decisions that were taken, by this launch and those before."""
+    seen: dict[Any, int] = field(default_factory=dict[Any, int])
+    """By `Decision`, the sides that were taken by this launch and those before."""
     suspicions: list[Fault] = field(default_factory=list[Fault])
 
     def spend(self, steps: int) -> None:
