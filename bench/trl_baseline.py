@@ -44,7 +44,7 @@ from forge.process.sockets import open_socket_dir
 from forge.records import Problem, Split
 from forge.rollout.prompter import TemplatePrompter
 from forge.rollout.rewards import reward_terms
-from forge.runner.prepare.prompt_facts import prompts_of
+from forge.runner.prepare.prompt_facts import prompts_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ async def measure(given: argparse.Namespace, folder: Path) -> list[Step]:
     chat = ChatTemplate.load(model_dir)
     completion = given.tokens or experiment.rollout.max_completion_tokens
     prompter = TemplatePrompter(
-        prompts=prompts_of(experiment, inventory()[:1]),
+        prompts=prompts_for(experiment.prompt, experiment.judge, inventory()[:1]),
         chat=chat,
         context_tokens=experiment.serve.context_tokens,
         max_completion_tokens=completion,

@@ -210,7 +210,7 @@ def judge_spec(
     cores: tuple[int, ...],
     harvests: str = "",
 ) -> ChildSpec:
-    """The child of a judge, whose candidates run on `cores`; `harvests` as in `be_zygote`."""
+    """The child of a judge, whose candidates run on `cores`; `harvests` as in `_be_zygote`."""
     socket_path = socket_dir / f"{name}.sock"
     config = {
         "socket_path": str(socket_path), "table": table.model_dump(mode="json"),

@@ -329,14 +329,13 @@ class Pool:
                 timeout_s = self._timeout_s(seat)
                 asked = ask_verdict(_client(seat), request, timeout_s=timeout_s)
                 verdict = await self._to_its_end(asked)
+            self.seating.record_verdict(seat, verdict, num_faults=num_faults)
         except NoAnswer as error:
             reason = Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST
             verdict = infra_error(reason, self._note_silence(seat, error))
-        except BaseException:
+            self.seating.record_verdict(seat, verdict, num_faults=num_faults)
+        finally:
             self.seating.give_back(seat)
-            raise
-        self.seating.record_verdict(seat, verdict, num_faults=num_faults)
-        self.seating.give_back(seat)
         self._num_infra += verdict.status is Status.INFRA_ERROR
         return verdict, seat
 

@@ -98,7 +98,8 @@ def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
     if value is None or len(chosen) == len(gpus):
         return ""
     unknown = next((name for name in _names(value) if len(matching(gpus, name)) != 1), None)
-    why = "" if unknown is None else f"; {unknown!r} is not one whole GPU here"
+    twice = "; a GPU named twice hides all" if _names(value) and not chosen else ""
+    why = twice if unknown is None else f"; {unknown!r} is not one whole GPU here"
     return f"{variable} = {value!r} leaves {len(chosen)} of {len(gpus)}{why}"
 
 
@@ -222,8 +223,10 @@ def amd_gpus() -> list[Gpu]:
         logger.warning("there is an AMD GPU, but amdsmi is not installed")
         return []
     amdsmi.amdsmi_init()
-    gpus = [_amd_gpu(amdsmi, handle) for handle in amdsmi.amdsmi_get_processor_handles()]
-    amdsmi.amdsmi_shut_down()
+    try:
+        gpus = [_amd_gpu(amdsmi, handle) for handle in amdsmi.amdsmi_get_processor_handles()]
+    finally:
+        amdsmi.amdsmi_shut_down()
     return sorted(gpus, key=lambda gpu: gpu.index)  # amdsmi has an order of its own
 
 

@@ -206,7 +206,8 @@ def _describe_runs(asked: str, names: list[str], store_dir: Path) -> str:
     close = difflib.get_close_matches(asked, names, n=1)
     if close:
         return f"did you mean {close[0]}?"
-    return f"{store_dir}/ holds {', '.join(reversed(names[-MOST_NAMED:]))}"
+    older = f" and {len(names) - MOST_NAMED} older" if len(names) > MOST_NAMED else ""
+    return f"{store_dir}/ holds {', '.join(reversed(names[-MOST_NAMED:]))}{older}"
 
 
 LOCKS = Path("/proc/locks")

@@ -200,15 +200,14 @@ def read_logs(
     the message lists the logs.
     """
     book = LogBook(paths, keeps_date=True)
-    first, names = wanted.choose(book.read()), book.processes()
+    first, names = book.read(), book.processes()
     if not names or wanted.process not in (None, *names):
         listed = ", ".join(names) or "none"
         what = wanted.process or "any process"
         raise ConfigError(f"{paths.name}: no log of {what}; found {listed}")
     for name in names:
-        yield from _shown(
-            [line for line in first if line.process == name][-num_lines:], book, wanted
-        )
+        own = wanted.choose(line for line in first if line.process == name)
+        yield from _shown(own[-num_lines:], book, wanted)
     alive = is_followed
     while alive:
         alive = is_owned(paths)

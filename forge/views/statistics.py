@@ -385,19 +385,15 @@ def estimate_mean(values: Sequence[float]) -> Estimate | None:
     return _estimate(values, span=(0.0, 1.0))
 
 
-def compare_paired(a: Mapping[str, Tally], b: Mapping[str, Tally]) -> Estimate | None:
-    """Difference of pass@1, paired by problem, which removes what makes a problem hard for both.
-
-    Args:
-        a: tallies by problem_id; b likewise.
-
-    Returns:
-        None if no problem has samples in both.
-    """
-    both = [name for name in sorted(a.keys() & b.keys()) if a[name].num and b[name].num]
+def compare_paired(
+    a: Mapping[str, Tally], b: Mapping[str, Tally], *, k: int = 1
+) -> Estimate | None:
+    """Difference of pass@k, paired by problem, which removes what makes a problem hard for both;
+    None if no problem has k samples in both. `a` and `b`: tallies by problem_id."""
+    both = [name for name in sorted(a.keys() & b.keys()) if min(a[name].num, b[name].num) >= k]
     if not both:
         return None
-    values = [pass_at_k(b[name], 1) - pass_at_k(a[name], 1) for name in both]
+    values = [pass_at_k(b[name], k) - pass_at_k(a[name], k) for name in both]
     return _estimate(values, span=(-1.0, 1.0))
 
 

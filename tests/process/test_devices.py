@@ -68,7 +68,7 @@ def test_bytes_of_no_visible_process_belong_to_an_unknown_one(monkeypatch):
         ("", "CUDA_VISIBLE_DEVICES = '' leaves 0 of 2"),
         ("7", "CUDA_VISIBLE_DEVICES = '7' leaves 0 of 2; '7' is not one whole GPU here"),
         ("GPU-", "CUDA_VISIBLE_DEVICES = 'GPU-' leaves 0 of 2; 'GPU-' is not one whole GPU here"),
-        ("1,1", "CUDA_VISIBLE_DEVICES = '1,1' leaves 0 of 2"),
+        ("1,1", "CUDA_VISIBLE_DEVICES = '1,1' leaves 0 of 2; a GPU named twice hides all"),
     ],
 )
 def test_gpus_hidden_by_the_users_variable_are_explained(value, words):

@@ -27,7 +27,7 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.environment import python_path
 from forge.records import Event
 from forge.store.reader import RunReader
-from forge.views.run_state import EVALUATIONS, describe_evaluation
+from forge.views.run_state import EVALUATIONS, IN_ORDER, describe_evaluation
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
@@ -191,7 +191,7 @@ class Bests:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._reader: RunReader | None = None
-        self._evaluated_at = 0.0
+        self._evaluated = set[tuple[str, int, int]]()
         self._last_turn = 0
         self._pass_at_1: dict[tuple[int, int, int], float] = {}
         """Best pass@1 by problems, samples and turns, since other sizes are not comparable."""
@@ -221,8 +221,11 @@ class Bests:
 
     def _new_evaluations(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:
         found = list[tuple[str, dict[str, Any]]]()
-        for row in reader.rows(f"{EVALUATIONS} WHERE at > ? ORDER BY at", (self._evaluated_at,)):
-            self._evaluated_at = row["at"]
+        for row in reader.rows(IN_ORDER):
+            key = row["stage"], row["step"], row["policy_version"]
+            if key in self._evaluated:
+                continue
+            self._evaluated.add(key)
             size = row["num_problems"], row["num_samples"], row["max_turns"]
             before, now = self._pass_at_1.get(size), row["pass_at_1"]
             if before is not None and now > before:

@@ -103,7 +103,8 @@ class Follower:
 
     def __init__(self, reader: RunReader, *, attempt: int, since: float) -> None:
         """`since`: start of the attempt in Unix seconds; earlier evaluations are skipped."""
-        self._reader, self._attempt, self._evaluated_at = reader, attempt, since
+        self._reader, self._attempt, self._started_at = reader, attempt, since
+        self._evaluated = set[tuple[str, int, int]]()
         self._stages = load_stages(reader)
         self._since = (0, 0)
         self._sent: set[tuple[int, int, str]] = set()
@@ -133,9 +134,12 @@ class Follower:
             )  # fmt: skip
 
     def _evaluations(self) -> Iterator[Point]:
-        since = f"{EVALUATIONS} WHERE at > ? ORDER BY at"
-        for row in self._reader.rows(since, (self._evaluated_at,)):
-            self._evaluated_at = row["at"]
+        since = f"{EVALUATIONS} WHERE at >= ? ORDER BY at, stage"
+        for row in self._reader.rows(since, (self._started_at,)):
+            key = row["stage"], row["step"], row["policy_version"]
+            if key in self._evaluated:
+                continue
+            self._evaluated.add(key)
             yield Point(
                 group="eval", step=row["policy_version"], at=row["at"],
                 values={name: row[name] for name in RATES if row[name] is not None}

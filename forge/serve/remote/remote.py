@@ -204,7 +204,10 @@ def read_chat(
     that the model ended it."""
     try:
         answer = parse_json(content)
-        (choice,) = answer["choices"]
+        choices = answer["choices"]
+        if len(choices) != 1:
+            raise MachineError(f"it gave {len(choices)} samples; requested were 1")
+        choice = choices[0]
         finish = choice.get("finish_reason")
         text = _with_thinking(choice["message"], thinking, is_cut=finish == Finish.LENGTH)
         return Completion(
