@@ -76,16 +76,22 @@ class JudgeChoice:
 def choose(
     *,
     workers: int | None,
+    device: str = "auto",
+    policy: str | None = None,
+    protocol: str = "forge",
+    timeout: float | None = None,
     settings: Mapping[str, Any] | None = None,
     problems: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
-    **options: Any,
 ) -> JudgeChoice:
     """The arguments of a call, checked. Raises ConfigError or MachineError."""
     for key in settings or ():
         if key in OWN_ARGUMENTS:
             raise ConfigError(f"settings: {key} is set by {OWN_ARGUMENTS[key]}")
-    chosen = JudgeSettings(workers=workers, more=settings or {}, prefix="", **options)
+    chosen = JudgeSettings(
+        workers=workers, device=device, policy=policy, protocol=protocol, timeout=timeout,
+        more=settings or {}, prefix="",
+    )  # fmt: skip
     gpus = chosen.gpus()
     return JudgeChoice(
         table=chosen.table(),

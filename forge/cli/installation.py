@@ -157,7 +157,7 @@ def gc(
         return say(f"{store}/: nothing to remove")
     if not as_json:
         print_lines(describe(found))
-    items = [each.to_json() for each in found]
+    items = [each.to_json() for each in found] if as_json else []
     freed, kept = remove(found) if is_confirmed else (0, [])
     if as_json:
         return print_json({"found": items, "removed": is_confirmed, "kept": kept})

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,12 @@ class Garbage:
         files = [self.path]
         if self.path.is_dir() and not self.path.is_symlink():
             files = [Path(at, name) for at, _, names in os.walk(self.path) for name in names]
-        stats = [file.lstat() for file in files]
-        return sum(each.st_size for each in stats if each.st_nlink == 1)
+        total = 0
+        for file in files:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                stat = file.lstat()
+                total += stat.st_size if stat.st_nlink == 1 else 0
+        return total
 
     def to_json(self) -> dict[str, Any]:
         return {"path": str(self.path), "why": self.why, "num_bytes": self.num_bytes}

@@ -295,7 +295,7 @@ def _files(part: ProblemSource, at: str) -> Rows:
 def _rows(path: Path, key: str) -> Rows:
     """A file or directory that exists, or the name of a data set on the hub."""
     text = f'found "{path}", which does not exist; a file of rows, a directory or a hub name'
-    settings = path.parent.with_suffix(".toml")
+    settings = path.parent.parent / f"{path.parent.name}.toml"
     if path.suffix and settings.is_file():
         text = f"{text}; `forge data build {settings}` writes it"
     yield not path.exists() and not is_hub_name(str(path)), key, text, HERE

@@ -145,7 +145,8 @@ def _make_absolute(sources: Sources) -> None:
             if not isinstance(value, str):  # left to validation
                 continue
             file, *name = value.rsplit(":", 1) if key == "function" else (value,)
-            if not file or (key == "chat_template" and not names_file(value)):
+            is_text = key == "chat_template" and not names_file(value)
+            if not file or is_text or (key == "function" and not name):
                 continue
             located = _locate_input(file, sources.origin(path), key=dotted(path))
             if located.exists() or not _may_be_hub_name(value, path, owner):

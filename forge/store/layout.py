@@ -172,7 +172,7 @@ def next_attempt(paths: RunPaths, *, recorded: int = 0) -> int:
 
 def write_file(path: Path, content: str) -> None:
     """Writes a file atomically, also with respect to a power cut."""
-    spare = path.with_name(f".{path.name}.{os.getpid()}")
+    spare = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     with spare.open("w", encoding="utf-8") as file:
         file.write(content)
         file.flush()

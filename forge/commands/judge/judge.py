@@ -16,8 +16,8 @@ parsed as markup.
 from __future__ import annotations
 
 import ast
+import math
 import re
-import textwrap
 import tomllib
 from collections import Counter
 from contextlib import suppress
@@ -299,6 +299,9 @@ def _table_of(item: str, place: str) -> dict[str, Any]:
     value: Any = text
     with suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = ast.literal_eval(text.title() if text in ("true", "false") else text)
+    is_fit = math.isfinite(value) if isinstance(value, float) else isinstance(value, int | str)
+    if not is_fit:
+        raise ConfigError(f"{place}: not a number, true, false or a string")
     values = {match[2]: value}
     return values if match[1] is None else {match[1].strip(): values}
 
@@ -509,7 +512,8 @@ def render_verdicts(
         if is_timed:
             cells.append(Text(f"{verdict.timing.speedup:.2f}" if verdict.timing else ""))
         detail = printable(" | ".join(verdict.detail.split("\n")))
-        table.add_row(*cells, Text(textwrap.shorten(detail, MAX_SHORT_DETAIL, placeholder="…")))
+        is_long = len(detail) > MAX_SHORT_DETAIL
+        table.add_row(*cells, Text(f"{detail[: MAX_SHORT_DETAIL - 1]}…" if is_long else detail))
     rules = {verdict.rules for verdict in verdicts} - {"", "forge"}
     head = f"by {rules_in_words(*rules)}: " if len(rules) == 1 else ""
     parts = [table, Text(""), Text(f"{head}{summary(verdicts)}")]

@@ -423,7 +423,7 @@ def _read() -> Iterator[tuple[str, NamedQuery]]:
     _, *parts = _BEGIN.split(_QUERIES)
     for name, question, params, sql in zip(*[iter(parts)] * 4, strict=True):
         named = (line.removeprefix("-- :").partition(" ") for line in params.splitlines())
-        yield name, NamedQuery(question, sql, {param: what for param, _, what in named})
+        yield name, NamedQuery(question, sql.strip(), {param: what for param, _, what in named})
 
 
 QUERIES: dict[str, NamedQuery] = dict(_read())

@@ -88,7 +88,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.card = HostCard()
-        self.executor = Executor(Thread(self.card))
+        self.executor = Executor(cast(Any, Thread(self.card)))
         self.executor.wait_ready(timeout_s=30)
         self.block = Block(1)
 

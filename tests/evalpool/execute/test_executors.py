@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -100,7 +100,7 @@ class Scripted:
 
 def executor(*answers: Answer, progress: int = 0) -> tuple[Executor, Scripted]:
     channel = Scripted(answers, progress=progress)
-    made = Executor(channel)
+    made = Executor(cast(Any, channel))
     made.wait_ready(timeout_s=30)
     return made, channel
 

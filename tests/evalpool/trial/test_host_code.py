@@ -576,6 +576,29 @@ def test_training_and_gradients_are_told_to_the_judge() -> None:
     assert read(two).fault.startswith("cannot be judged: ")
 
 
+@pytest.mark.parametrize("method", ["forward", "__call__"])
+def test_a_method_that_looks_like_a_kernel_is_followed(method: str) -> None:
+    code = f"""
+from triton import jit
+def jit(f): return f
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n = self.kept = 0
+    def compute(self, x):
+        y = torch.empty_like(x)
+        kernel[(1,)](x, x, y, x.numel(), 1, BLOCK=1024)
+        return y
+    @jit
+    def {method}(self, x):
+        self.n += 1
+        if self.n > 3: return self.kept
+        self.kept = self.compute(x)
+        return self.kept
+"""
+    assert "self.n" in host_code(HEAD + code).fault
+
+
 def test_what_nothing_names_is_no_host_code() -> None:
     code = "import os\ndef bench():\n    print(os.environ)\nclass Model:\n    def f(self): os.x\n"
     assert read(before=code).fault == ""

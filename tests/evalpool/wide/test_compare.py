@@ -224,7 +224,7 @@ def test_both_devices_say_the_same(name: str, limit: int, monkeypatch: pytest.Mo
         assert (on_cpu is None) == (on_card is None)
         if on_cpu is not None and on_card is not None:
             assert on_cpu[0] == on_card[0]
-            assert np.array_equal(on_cpu[1], on_card[1])
+            assert np.array_equal(np.asarray(on_cpu[1]), np.asarray(on_card[1]))
     assert verdicts == ({True} if name == "none" else {True, False})
 
 

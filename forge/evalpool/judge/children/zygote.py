@@ -76,12 +76,10 @@ class Zygote:
 
     def serve(self) -> None:
         """Forks and reaps on request, until the judge hangs up."""
-        expected = (Kind.SPAWN, Kind.REAP)
+        kinds = (Kind.SPAWN, Kind.REAP)
         while True:
             deadline = time.monotonic() + IDLE_S
-            request = frames.receive(
-                self.sock, deadline=deadline, expected=expected, takes_fds=True
-            )
+            request = frames.receive(self.sock, deadline=deadline, expected=kinds, takes_fds=True)
             if request.kind is Kind.SPAWN:
                 frames.send(self.sock, Kind.SPAWNED, {"pid": self._spawn(request)})
             else:

@@ -268,7 +268,8 @@ class Flow:
             for node in (one for name in FIRST for one in self.methods.get(name, ())):
                 self._root(node)
         for node in self._followed_later():
-            if not self.parts.is_kernel(node):
+            is_top = node is self.functions.get(node.name)  # no method is a kernel
+            if not (is_top and self.parts.is_kernel(node)):
                 self._root(node)
         for one in (*self.parts.statements, *self.functions.values()):
             parts = one.decorator_list if isinstance(one, ast.FunctionDef) else [one]

@@ -384,7 +384,7 @@ class HostReferences(References[HostDraw]):
             if answer.kind is Kind.FAILED:
                 raise self._failed(problem, answer.body)
             found = Delivered.taken(answer.body, fd, max_bytes=self._max_bytes)
-        return HostDraw(found.draw(problem), found.parts)
+            return HostDraw(found.draw(problem), found.parts)
 
     def _failed(self, problem: ReferenceModule, body: dict[str, Any]) -> Exception:
         kind, message = body.get("type"), str(body.get("message"))

@@ -147,6 +147,9 @@ class Parser:
         """Type of each value of the current function, by its number."""
         self.names: dict[str, tuple[int, ...]] = {}
         """Values in scope by name; several for a pack (`%14:2`)."""
+        self.hidden: list[tuple[str, tuple[int, ...] | None]] = []
+        """What each definition replaced, in order: a copy of `names` for each region would cost as
+        much as the function has names."""
 
     # --- tokens
 
@@ -476,7 +479,7 @@ class Parser:
             self.position = len(self.text) if end < 0 else end
 
     def _function(self) -> Function:
-        self.types, self.names = [], {}
+        self.types, self.names, self.hidden = [], {}, []
         self.skip()
         line = self.line
         self.expect("tt.func")
@@ -519,8 +522,18 @@ class Parser:
         first = len(self.types)
         self.types.extend(types)
         values = tuple(range(first, first + len(types)))
+        self.hidden.append((name, self.names.get(name)))
         self.names[name] = values
         return values
+
+    def _leave_scope(self, start: int) -> None:
+        """Undoes the definitions since `hidden` had this length."""
+        while len(self.hidden) > start:
+            name, before = self.hidden.pop()
+            if before is None:
+                del self.names[name]
+            else:
+                self.names[name] = before
 
     def _typed(self, what: str) -> int:
         """`%a: T`, a new value."""
@@ -559,7 +572,7 @@ class Parser:
     def region(self, arguments: Sequence[int] = ()) -> Region:
         """`{ ... }`; `arguments` belong to the entry block. A name in it hides one outside."""
         self.enter()
-        outside = self.names.copy()
+        start = len(self.hidden)
         self.expect("{")
         labels: dict[str, int] = {}
         pending: list[tuple[list[int], list[Draft]]] = []
@@ -591,7 +604,7 @@ class Parser:
             )
             for values, drafts in pending
         ]
-        self.names = outside
+        self._leave_scope(start)
         self.leave()
         return Region(blocks=tuple(blocks))
 
@@ -835,11 +848,11 @@ class Parser:
 
     def _enter_region(self, draft: Draft, names: list[str], types: list[Type]) -> None:
         """Reads a region whose arguments have these names and types."""
-        outside = self.names.copy()
+        start = len(self.hidden)
         pairs = zip(names, types, strict=True)
         arguments = [self._define(name, [kind])[0] for name, kind in pairs]
         draft.regions.append(self.region(arguments))
-        self.names = outside
+        self._leave_scope(start)
 
     def branch(self, draft: Draft) -> list[Type]:
         """`scf.if %c -> (T) {...} else {...}`"""
