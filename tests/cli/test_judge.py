@@ -234,7 +234,7 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder):
         (["p.py", "c.py", "--override", "@list.toml"], "@list.toml: overrides.p.rows: found ["),
         (["p.py", "c.py", "--url", "nonsense"], "nonsense"),
         (["p.py", "c.py", "--url", "http://x:1", "--workers", "2"], "--workers must be set where"),
-        (["p.py", "c.py", "--override", "rows=1e999"], "rows=1e999: overrides.rows: found inf"),
+        (["p.py", "c.py", "--override", "rows=1e999"], "rows=1e999: found inf; a number"),
         (["--serve", "--socket", "s", "--shape", "n=1"], "--shape: not allowed with --serve"),
         (["p.py", "a" * 5000], "aaa: file name too long"),
         (["p.py", ""], "CANDIDATE is empty"),

@@ -121,7 +121,7 @@ def test_a_shape_at_which_a_problem_does_not_run_is_named_by_its_check(capsys):
         (["rows=1", "q:rows=1"], "--shape q: no single problem of this name or number"),
         (["rows"], "--shape rows: a name and a value"),
         ([""], "--shape : a name and a value"),
-        (["rows=[1]"], "--shape rows=[1]: overrides.rows: found ["),
+        (["rows=[1]"], "--shape rows=[1]: found [1]; a number"),
         (["rows=1", "width=3", "rows=1"], "--shape rows=1: found the same shape as before"),
         ([f"rows={n}" for n in range(17)], "--shape: found 17 shapes; 1 to 16"),
         (["@no.toml"], "no.toml: cannot be read"),

@@ -135,5 +135,5 @@ def test_overrides_take_values_as_toml_and_python_write_them():
     }  # fmt: skip
     with pytest.raises(ConfigError, match="--override 1x=2: a name and a value"):
         parse_overrides(["1x=2"])
-    with pytest.raises(ConfigError, match=r"sizes=\[1, 2\]: overrides.sizes: found \[1, 2\]"):
+    with pytest.raises(ConfigError, match=r"sizes=\[1, 2\]: found \[1, 2\]; a number"):
         parse_overrides(["sizes=[1, 2]"])

@@ -301,7 +301,7 @@ def _table_of(item: str, place: str) -> dict[str, Any]:
         value = ast.literal_eval(text.title() if text in ("true", "false") else text)
     is_fit = math.isfinite(value) if isinstance(value, float) else isinstance(value, int | str)
     if not is_fit:
-        raise ConfigError(f"{place}: not a number, true, false or a string")
+        raise ConfigError(f"{place}: found {value!r}; a number, true, false or a string")
     values = {match[2]: value}
     return values if match[1] is None else {match[1].strip(): values}
 

@@ -596,7 +596,7 @@ class ModelNew(torch.nn.Module):
         self.kept = self.compute(x)
         return self.kept
 """
-    assert "self.n" in host_code(HEAD + code).fault
+    assert "self.n" in host_code(HEAD + code, entry_point="ModelNew").fault
 
 
 def test_what_nothing_names_is_no_host_code() -> None:

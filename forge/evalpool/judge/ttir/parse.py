@@ -148,8 +148,8 @@ class Parser:
         self.names: dict[str, tuple[int, ...]] = {}
         """Values in scope by name; several for a pack (`%14:2`)."""
         self.hidden: list[tuple[str, tuple[int, ...] | None]] = []
-        """What each definition replaced, in order: a copy of `names` for each region would cost as
-        much as the function has names."""
+        """Names that were defined, in order, with their values before: a copy of `names` for each
+        region would cost as much as the function has names."""
 
     # --- tokens
 
