@@ -5,25 +5,26 @@ from typing import Any
 
 import pytest
 
+from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from tests.evalpool.benches import Bench
 
 
 @pytest.fixture(scope="session")
-def spawned(bench: Bench) -> Iterator[list[int]]:
+def spawned() -> Iterator[list[int]]:
     """Process ids of the compiler's children so far."""
     pids: list[int] = []
-    spawn = bench.spawner.spawn
+    spawn = Spawner.spawn
 
-    def noted(*, role: str, **more: Any) -> Any:
-        child = spawn(role=role, **more)
+    def noted(self: Spawner, *, role: str, **more: Any) -> Any:
+        child = spawn(self, role=role, **more)
         if role == "compiler":
             pids.append(child.pid_here)
         return child
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench.spawner, "spawn", noted)
+        patch.setattr(Spawner, "spawn", noted)  # not of the instance, which would hide later ones
         yield pids
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.compiler.binary import (
     Binary,
     Failure,
@@ -112,15 +113,15 @@ def test_a_target_that_nobody_has_is_a_failure(compiler: Compiler) -> None:
 def test_a_child_that_ends_is_its_kernels_failure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, end: str, words: str
 ) -> None:
-    spawn = bench.spawner.spawn
+    spawn = Spawner.spawn
 
-    def spawn_and_kill(**arguments: Any) -> Any:
-        child = spawn(**arguments)
+    def spawn_and_kill(self: Spawner, **arguments: Any) -> Any:
+        child = spawn(self, **arguments)
         os.kill(child.pid_here, signal.SIGKILL)
         return child
 
     if end == "killed":
-        monkeypatch.setattr(bench.spawner, "spawn", spawn_and_kill)
+        monkeypatch.setattr(Spawner, "spawn", spawn_and_kill)
     deadline_s = 0.01 if end == "silent" else 60.0
     own = Compiler(bench.spawner, cache=Cache(None), deadline_s=deadline_s)
     (found,) = own.compile([make_kernel(DOUBLE.replace("addf", "subf"))], TARGET)
