@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
 
@@ -36,10 +37,6 @@ from forge.errors import ConfigError, unwritable
 from forge.store.layout import PROBLEMS
 from forge.store.reader import open_run
 from forge.views.search import load_curve, load_searches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 CLASS = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 

@@ -18,14 +18,12 @@ import re
 import warnings
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from forge.records.reason import Reason
 from forge.records.syntax import syntax_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 THINKING = "think"
 """Default tag of thinking: <think>…</think>."""

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from random import Random
 
 from forge.data.answers import jitted, parse
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
 
 OTHERS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*"}
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 OPTION = "--site-packages"
 KEY = "judge.site_packages"

@@ -20,9 +20,11 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import anyio
 
@@ -32,10 +34,6 @@ from forge.process.ask import open_client, send
 from forge.process.logtail import read_ending, read_last_lines
 from forge.process.machine import limit_behind
 from forge.process.sockets import check_socket_path
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import h11
@@ -23,9 +24,6 @@ import httpx
 
 from forge.process.ask import MAX_ANSWER_BYTES, TOO_LARGE, Answer, HungUp
 from forge.process.lease import is_readable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 IDLE_CONNECTIONS = 64
 """Idle connections that a client keeps. They cost a descriptor each, and no CPU time."""

@@ -9,16 +9,13 @@ POST /evaluate         -> {"message": ...}    an evaluation after the step, or 4
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from forge.errors import ChildDied, ConfigError
 from forge.process.ask import error_message, send_blocking
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
 
 TIMEOUT_S = 5.0
 """Maximum wait for an answer. The supervisor's loop never blocks for more than a fraction of it."""

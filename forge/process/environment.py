@@ -7,15 +7,12 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.process.devices import BLOCKING_VARIABLES, VISIBILITY_VARIABLES, visibility
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SECRET_ENDINGS = (
     "TOKEN", "_KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PGPASSFILE", "CREDENTIALS",

@@ -25,12 +25,10 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
+from typing import Any
 
 LEASE_FD_VARIABLE = "FORGE_LEASE_FD"
 SUPERVISOR_VARIABLE = "FORGE_SUPERVISOR_PID"

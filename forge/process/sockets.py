@@ -12,14 +12,11 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 MAX_SOCKET_PATH_BYTES = 107
 PREFIX = "forge-"

@@ -6,11 +6,9 @@ Called by `evalpool.wire`. A frozen dataclass takes anything; the store and the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 LARGEST = 1 << 53
 """Integers below it are exact in JSON everywhere and fit into a column of the store."""

@@ -7,7 +7,9 @@ Promise: every call has a deadline and ends with an answer or with an error that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import anyio
 import numpy as np
@@ -23,11 +25,6 @@ from forge.process.ask import (
 from forge.process.strict_json import parse_json
 from forge.records import Completion, Finish
 from forge.serve.wire import COMPACT, MAGIC, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
 
 T = TypeVar("T")
 

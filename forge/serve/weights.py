@@ -4,12 +4,10 @@ always comes with the checkpoint it was trained on."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import zlib
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    import sqlite3
-    from pathlib import Path
+from pathlib import Path
+from typing import NamedTuple
 
 SLOT_BYTES = 256
 """Length of a slot, padded with spaces. If a power cut tears one, the other is whole."""

@@ -8,14 +8,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CHILD = ("-m", "forge.tools.reference")
 CHILD_TIMEOUT_S = 120.0

@@ -14,16 +14,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 # pyright: strict
 

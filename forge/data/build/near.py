@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PERMUTATIONS = 128
 """Places of a signature: the standard error of a similarity of 0.8 is 0.035."""

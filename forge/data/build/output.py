@@ -12,17 +12,14 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from forge.data.pairs.rows import hash_rows, row_files
 from forge.errors import MachineError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MANIFEST = "manifest.json"
 INPUT = "input.path"

@@ -16,10 +16,9 @@ step along `k`, in TF32, as eager mode does if allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING
 
 from forge.data.families.layout import (
     NO_PARAMETERS,
@@ -49,9 +48,6 @@ from forge.data.families.sizes import (
     reduced_row_sizes,
     row_sizes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _BLOCK = {Scale.SMALL: 256, Scale.GPU: 1024}
 """Elements per program; fewer than 1000 elements need at most four programs."""

@@ -6,15 +6,12 @@ Answers share as many lines as possible, so that a small model spends its capaci
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from random import Random
 
 from forge.data.families.ops import Chain, is_sound, is_sound_in_half
 from forge.data.families.sizes import Scale, Sizes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from random import Random
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

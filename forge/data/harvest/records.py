@@ -8,11 +8,9 @@ pipeline alone runs, judges and writes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

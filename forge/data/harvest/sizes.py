@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 from forge.data.harvest.closure import copied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 TENSORS = frozenset({"rand", "randn", "zeros", "ones", "empty", "full", "randint"})
 """Functions of torch whose first argument, or all of them, are sizes."""

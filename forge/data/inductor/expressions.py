@@ -8,13 +8,11 @@ import math
 import operator
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from forge.data.inductor.source import called, expression, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 Node = TypeVar("Node", bound=ast.AST)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from forge.data.harvest.records import Answered, Unanswered
 from forge.data.inductor.call import Compute, Forward, Launch, needed, read_forward
@@ -12,9 +12,6 @@ from forge.data.inductor.kernel import plain, with_sizes_as_arguments, with_used
 from forge.data.inductor.module import kernel_names, write_module
 from forge.data.inductor.readable import readable
 from forge.data.inductor.source import GeneratedKernel, Traced, dotted, read
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 SMALL = 16
 """Largest number that is taken for no size: kernels of convolutions, axes, factors. A grid and the

@@ -9,13 +9,10 @@ import ast
 import copy
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from forge.data.harvest.records import Unanswered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCALAR = re.compile(r"zf\d+$")
 """Names of numbers of forward, which kernels mention and launches do not pass."""

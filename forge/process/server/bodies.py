@@ -3,14 +3,12 @@ found, what is needed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forge.process.server.door import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 INVALID = 422
 """Status of JSON that is not a request."""

@@ -13,18 +13,14 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 
 from forge.errors import ConfigError, MachineError
 from forge.process.ask import UNIX_PREFIX
 from forge.process.server.door import is_loopback
 from forge.process.sockets import check_socket_path
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
 
 
 def open_listener(

@@ -14,17 +14,15 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.process.lease import hold_lease
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
 from forge.views.run_state import EVALUATIONS, load_experiment, load_stages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 LOOK_EVERY_S = 2.0
 STOP_EVERY_S = 0.1

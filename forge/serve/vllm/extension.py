@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge.process.gpu_locks import card_turns
 from forge.process.lease import die_with_parent
 from forge.process.shared_weights import collect_shared, open_shared, shared_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 MOVES = ("add_lora", "sleep", "wake_up")
 """Methods of vLLM's worker that copy to or from the GPU between two steps."""

@@ -12,13 +12,11 @@ import json
 import os
 import re
 import unicodedata
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from forge.views.text.numbers import finite
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _KEPT = "\n\t"
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, metadata, packages_distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.data.harvest.arguments import level_of, tried
 from forge.data.harvest.closure import Closure, CodeFile, Library, read_code
@@ -22,9 +23,6 @@ from forge.data.harvest.guesses import Calls, calls_in, guesses
 from forge.data.harvest.records import Found, Rejected
 from forge.data.problem_files import level_of as level_of_path
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 LAYOUT = frozenset({"Model", "get_inputs", "get_init_inputs"})
 SKIPPED = ("docs", "node_modules", "build", "dist", "setup.py", "conftest.py")

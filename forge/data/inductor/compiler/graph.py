@@ -13,8 +13,9 @@ import keyword
 import math
 import types
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -36,9 +37,6 @@ from forge.data.inductor.compiler.replacements import (
 from forge.data.inductor.compiler.sizes import Sizes, substitution
 from forge.data.inductor.compiler.templates import templates
 from forge.data.inductor.source import Traced, expression, forward_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 OPTIONS: dict[str, Any] = {
     "force_disable_caches": True,

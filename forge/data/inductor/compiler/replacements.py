@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 import torch
@@ -27,10 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from forge.data.inductor.compiler.templates import FLOATS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 NUMBERS = ("groups", "num_groups", "num_heads", "padding_idx", "kernel_size", "stride", "dilation")
 """Attributes of modules that are no sizes, whatever their values are."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import sympy
@@ -18,9 +19,6 @@ import torch
 from torch._inductor import ir, lowering
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
 from torch._inductor.virtualized import V
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 aten = torch.ops.aten
 WINDOW = ("KERNEL", "STRIDE", "PADDING", "DILATION")

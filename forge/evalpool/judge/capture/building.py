@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forge.evalpool.judge.program.format import (
     Choice,
@@ -24,9 +25,6 @@ from forge.evalpool.judge.program.format import (
     Value,
 )
 from forge.evalpool.judge.program.walk import tensor_bytes, used_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
 
 OVERWRITES = ("aten.copy_.default", "aten.zero_.default", "aten.fill_", "aten.uniform_.default")
 """First letters of operations that write each element of their result without reading it."""

@@ -7,9 +7,10 @@ import math
 import re
 import traceback
 from collections import OrderedDict
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from triton import language
 from triton._C.libtriton import ir
@@ -20,9 +21,6 @@ from triton.language.semantic import TritonSemantic
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 _PUBLIC = re.compile(r"tt\.func public @([\w.$]+|\"[^\"]*\")\(")
 _LOCATION = re.compile(r'^#(loc\d*) = loc\((?:"((?:[^"\\]|\\.)*)":(\d+):\d+|(.*))\)$', re.MULTILINE)

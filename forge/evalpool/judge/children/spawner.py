@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -26,9 +27,6 @@ from forge.evalpool.judge.sandbox.caps import CANDIDATE_UIDS, OTHER_UIDS, Caps, 
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.sandbox.root import home_files
 from forge.process.child import describe_exit
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 START_TIMEOUT_S = 60.0
 """Maximum time of a zygote's start, for imports on a busy machine."""

@@ -22,20 +22,18 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.sandbox import enter, linux, processes, proof, root
 from forge.evalpool.judge.sandbox.enter import Isolation, Surroundings
 from forge.process.lease import collector_paused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 SIGNALLED = 128
 """Added to the number of the signal that ended the zygote, as a shell does."""

@@ -16,9 +16,10 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -26,9 +27,6 @@ from forge.evalpool.judge.compiler import backend
 from forge.evalpool.judge.compiler.binary import FailureKind, warp_size_of
 from forge.evalpool.judge.compiler.text import Refused, operations
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
-
-if TYPE_CHECKING:
-    import socket
 
 IDLE_S = 600.0
 MAX_MESSAGE_CHARACTERS = 2000

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, Final
 
 LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 MAPS = "/proc/self/maps"

@@ -12,11 +12,13 @@ problem, which could report any size or answer; the answer is judged by others.
 from __future__ import annotations
 
 import signal
+import socket
 import time
 import types
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,10 +32,6 @@ from forge.evalpool.judge.numbers.given import constructor_arguments, make_input
 from forge.evalpool.judge.reference.construct import construct
 from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping, Sequence
 
 FILE = "problem.py"
 MAX_BYTES = 256 << 20

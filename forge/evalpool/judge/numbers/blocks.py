@@ -10,12 +10,9 @@ one over memory that is at hand.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 CHUNK = 1 << 25
 """Elements at once on a card: their squares and differences in float64 take about 1 GB."""

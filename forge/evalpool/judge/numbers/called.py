@@ -10,18 +10,16 @@ import copy
 import itertools
 import time
 import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from forge.evalpool.judge.channel.nesting import Keywords, nesting_of, spread
 from forge.evalpool.judge.numbers.blocks import widened
 from forge.records.examination import Flag
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 Made = TypeVar("Made")
 SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16

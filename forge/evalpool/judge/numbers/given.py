@@ -22,10 +22,10 @@ import inspect
 import linecache
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -37,9 +37,6 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
 )
 from forge.records.problem import CHOSEN_SET, MAX_SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 ALLOWED = "a list of arguments, a function that returns one, or a dict of arguments of get_inputs"
 MAX_ARGUMENTS = 4

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import call_on, copied, leaves
 from forge.evalpool.judge.numbers.protocols import TOLERANCE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 FREE = {
     *("zeros", "ones", "full", "arange", "eye", "linspace", "scalar_tensor", "fill", "fill_"),

@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivateUsage]
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 NATURAL = 0.85
 """Largest change of a constant parameter, relative to it (or to 1, of zeros): evenly drawn, its

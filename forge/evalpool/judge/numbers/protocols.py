@@ -34,11 +34,9 @@ of 256 MB; Dr.Kernel: without a flush) is not reproduced.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import NamedTuple
 
 FORGE = "forge"
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2, "e4m3": 0.125, "e5m2": 0.25}

@@ -12,14 +12,11 @@ import os
 import random
 import struct
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SEED_BYTES = 16
 WORDS = 624

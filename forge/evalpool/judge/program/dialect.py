@@ -9,10 +9,7 @@ what reaches memory, time or code beside the arguments of a kernel.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
 
 
 def _words(names: str) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from forge.evalpool.judge.program.format import (
     Choice,
@@ -22,9 +22,6 @@ from forge.evalpool.judge.program.format import (
     Value,
 )
 from forge.evalpool.judge.program.walk import is_as_it_lies, places
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHORT_TYPES = {
     **{"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"},

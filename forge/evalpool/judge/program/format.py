@@ -10,12 +10,10 @@ storage of kind `allocation` is uninitialised until a node writes to it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import TypeAlias
 
 VERSION = 2
 """Version of the format. A stored program of another version cannot be run again."""

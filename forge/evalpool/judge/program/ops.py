@@ -24,11 +24,11 @@ operation: `_` in place, any other an overload with `out`, and the names of thos
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.explain import short_operation
 from forge.evalpool.judge.program.format import (
@@ -40,9 +40,6 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
 )
 from forge.evalpool.judge.program.walk import tensors_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 class Kind(StrEnum):

@@ -20,9 +20,10 @@ bounded instead: under `own`, torch can have computed at most a hundredth of the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from forge.evalpool.judge.program.dataflow import Accesses, Content, Flow, Lookups, effects, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
@@ -49,10 +50,6 @@ from forge.evalpool.judge.program.walk import (
     tensors_of,
     variants,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
-
 
 Policy = Literal["own", "hybrid"]
 

@@ -25,8 +25,9 @@ import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forge.evalpool.judge.program.dataflow import effects, trace
 from forge.evalpool.judge.program.explain import node_names
@@ -48,10 +49,6 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import is_integer
 from forge.evalpool.judge.program.walk import places, variants
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence, Set
-
 
 # --- search of a program in another
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.format import ITEM_BYTES, Scalar
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 INTEGERS: Mapping[str, tuple[int, str]] = {
     **{"i1": (1, "B"), "u1": (1, "B")},

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
@@ -25,9 +25,6 @@ from forge.evalpool.judge.program.format import (
     Tensor,
     TensorUse,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
@@ -66,10 +66,6 @@ from forge.evalpool.judge.program.signature import (
     parse_type,
 )
 from forge.evalpool.judge.program.walk import Placed, places, tensors_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 Record = TypeVar("Record")
 One = TypeVar("One")

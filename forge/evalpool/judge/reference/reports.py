@@ -8,18 +8,15 @@ time that other processes had the processor. A draw of less than EVERY_S sends n
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import needs_card
 from forge.evalpool.judge.numbers.called import CLOCK, Unjudgeable
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Generator
 
 EVERY_S = 1.0
 MAX_CHARACTERS = 1000

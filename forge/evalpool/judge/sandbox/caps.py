@@ -21,15 +21,11 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.sandbox import processes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # --- cores
 

@@ -32,16 +32,12 @@ import errno
 import os
 import resource
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.sandbox import landlock, linux, root, seccomp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
 
 SCRATCH_BYTES = 64 << 20
 SCRATCH_FILES = 4096

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from forge.evalpool.judge.sandbox import linux
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """The same numbers on every machine."""

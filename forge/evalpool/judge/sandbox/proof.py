@@ -11,16 +11,13 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.sandbox import linux
 from forge.evalpool.judge.sandbox.enter import Isolation, kept_capabilities
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CREDENTIALS = struct.Struct("3i")
 SO_PASSCRED = 16

@@ -22,18 +22,15 @@ import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from forge.evalpool.judge.sandbox import landlock, linux
 from forge.evalpool.site_packages import importable_paths, with_needs
 from forge.process.devices import AMD_SETTINGS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 # --- files for a card
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import time
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -25,10 +26,6 @@ from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import leaves, replaced
 from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.subject import Subject, terms_of
-
-if TYPE_CHECKING:
-    import socket
-    from contextlib import AbstractContextManager
 
 NUM_WARM_UPS = 3
 MIN_FLUSH_BYTES = 256 << 20

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from forge.evalpool.judge.trial.host_names import LIBRARIES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
 SCOPES = (

@@ -10,12 +10,9 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from forge.records.syntax import syntax_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INSTEAD = {
     "tanh": "2 * tl.sigmoid(2 * x) - 1",

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -36,9 +37,6 @@ from forge.evalpool.judge.ttir.tree import (
     element_of,
 )
 from forge.evalpool.judge.ttir.values import DTYPES, decode, memory_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
 
 DenseLiteral: TypeAlias = str | list[str]
 """Text of a number for all elements, those of each in order, or a string of hexadecimal bytes."""

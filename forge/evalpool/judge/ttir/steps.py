@@ -8,10 +8,10 @@ of lines (`Symbolic`) where an operand is one; any other operand goes through `_
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,10 +32,6 @@ from forge.evalpool.judge.ttir.tree import (
     shape_of,
 )
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed, scalar_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 Compute: TypeAlias = Callable[..., Any]
 """`function(group, *values of the operands)`: the value of the result, or of each of several."""

@@ -9,11 +9,9 @@ Values are numbers, counted from 0 in each function. Imports nothing of this pro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 BITS = {
     "i1": 1,

@@ -13,9 +13,10 @@ answers that values of an input choose from: at an index, by a mask, or in a bra
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from forge.evalpool.judge.program.dataflow import Lookup, places_in, union_of
 from forge.evalpool.judge.program.dialect import OPERATIONS
@@ -31,10 +32,6 @@ from forge.evalpool.judge.ttir.tree import (
     Type,
     element_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 READS = frozenset(
     {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_load", "tt.atomic_poll"}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from forge.evalpool.judge.numbers.blocks import widened
 from forge.evalpool.judge.numbers.called import rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MIN_ROW = 8
 """Elements of a row that are not sorted, or all different, by chance."""

@@ -13,18 +13,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from forge.evalpool.judge.wide.domain import MIN_ROW, Domain
 from forge.evalpool.judge.wide.patterns import FAR as FAR_KINDS
 from forge.evalpool.judge.wide.sought import Looks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
 
 BLOCK = 512
 """One plant at least in so many elements."""

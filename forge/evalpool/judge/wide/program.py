@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,9 +44,6 @@ from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.ttir.parse import MALFORMED
 from forge.evalpool.judge.ttir.tree import Scalar
 from forge.evalpool.judge.ttir.values import decode, memory_dtype, round_to
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 WIDE = "float64"
 MLIR = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -29,9 +30,6 @@ from forge.evalpool.judge.numbers.called import (
 )
 from forge.evalpool.judge.numbers.opcount import EXACT
 from forge.evalpool.judge.numbers.seeds import unseeded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
 
 RANKS = ({"float16", "bfloat16"}, {"float32"}, {"float64"})
 """Names of float types, the narrowest first."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.records import Found
@@ -32,10 +33,6 @@ from forge.data.harvest.sources.compositions.writer import (
     section,
 )
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
 
 NUM_OPERATIONS = {1: 25, 2: 25, 3: 25, 4: 15, 5: 7, 6: 3}
 """Shares of the compositions by number of operations."""

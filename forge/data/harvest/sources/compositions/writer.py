@@ -21,15 +21,13 @@ import math
 import re
 import textwrap
 import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 VOCABULARY = Path(__file__).with_name("vocabulary.toml")
 Number = float | int | bool | str | tuple[int, ...]

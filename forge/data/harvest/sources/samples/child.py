@@ -20,12 +20,10 @@ import sys
 import types
 import unittest
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 MAX_SAMPLES = 4
 """Problems of an operation: later samples differ in little."""

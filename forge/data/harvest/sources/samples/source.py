@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.data.harvest.records import Found, Rejected
 from forge.errors import ConfigError, MachineError
 from forge.process.environment import child_env
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 NUM_PARTS = 6
 """Units: each imports torch and its tests, which takes 4 s."""

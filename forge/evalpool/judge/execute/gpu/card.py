@@ -7,16 +7,14 @@ other files run on a made-up card in tests. `torch.cuda` is HIP on an AMD card.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge.evalpool.judge.driver.gpu_memory import DeviceBytes, torch_driver
 from forge.evalpool.judge.execute.gpu.places import Pool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RUN_CYCLES = 2_000_000
 """About 1 ms: keeps the card busy until the host has queued a run."""

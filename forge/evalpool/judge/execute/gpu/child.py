@@ -22,7 +22,8 @@ import os
 import resource
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from pydantic_core import to_jsonable_python
@@ -47,9 +48,6 @@ from forge.evalpool.judge.execute.gpu.timing import Timer, Tuner
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
 from forge.evalpool.judge.sandbox import linux
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 REQUESTS = (Kind.LOAD, Kind.RUN, Kind.TIME, Kind.NODES, Kind.TUNE, Kind.UNLOAD)
 FAULT_STATUS, CRASH_STATUS = 3, 70

@@ -11,8 +11,8 @@ its order is not the tensor core's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,10 +30,6 @@ from forge.evalpool.judge.ttir.values import (
     scalar_of,
     to_float,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 # --- shapes
 
