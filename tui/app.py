@@ -77,8 +77,6 @@ class _Terminal(LinuxDriver):
 
 
 class WatchApp(App[None]):
-    """The monitor of one run."""
-
     TITLE = "forge"
     BINDINGS: ClassVar[list[BindingType]] = [
         *[
@@ -145,7 +143,6 @@ class WatchApp(App[None]):
         await self.switch_mode(mode)
 
     def action_help(self) -> None:
-        """Shows all keys of the current screen."""
         if not isinstance(self.screen, Help):
             self.push_screen(Help(self.screen.active_bindings.values()))
 
@@ -160,14 +157,12 @@ class WatchApp(App[None]):
         ask(self, Confirm(f"{title}: {name}?", words), lambda _: self._act(action))
 
     async def on_log_wanted(self, event: LogWanted) -> None:
-        """From the Run screen to the log of one process."""
         await self.action_go("logs")
         choose = getattr(self.screen, "choose", None)
         if choose is not None:
             choose(event.process)
 
     async def on_run_chosen(self, event: RunChosen) -> None:
-        """From the Runs screen to another run."""
         await self.watch_run(event.paths)
 
     def action_command_palette(self) -> None:
@@ -225,7 +220,6 @@ class WatchApp(App[None]):
 
     @work(thread=True, group="act")
     def _act(self, action: str) -> None:
-        """Sends the action to the supervisor and shows the result in one line."""
         client = self.watched.client()
         try:
             if client is None:

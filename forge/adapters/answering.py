@@ -48,8 +48,6 @@ NOT_RUN = "not run"
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Judges whole answers."""
-
     pool: Pool
     table: JudgeTable
     prompts: PromptSet
@@ -155,7 +153,6 @@ def publish(
 
 
 def _times(timing: Timing | None, names: Sequence[str]) -> dict[str, Any]:
-    """Measured times; nothing for a verdict without."""
     return {} if timing is None else {name: getattr(timing, name) for name in names}
 
 

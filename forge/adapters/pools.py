@@ -54,8 +54,6 @@ OWN_ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeChoice:
-    """Checked options of a call."""
-
     table: JudgeTable
     gpus: tuple[Gpu, ...]
     known: KnownProblems | None

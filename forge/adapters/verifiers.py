@@ -24,8 +24,6 @@ from forge.errors import ConfigError
 
 
 class KernelData(vf.TaskData):
-    """A problem, with the prompt about it."""
-
     problem: str
 
 
@@ -37,8 +35,6 @@ class KernelConfig(vf.TasksetConfig):
 
 
 class KernelTaskset(vf.Taskset[vf.Task[KernelData], KernelConfig]):
-    """The problems of a directory or a file."""
-
     def load(self) -> Iterator[Any]:
         """Tasks in the order of the problems. Raises ConfigError."""
         if self.config.problems is None:

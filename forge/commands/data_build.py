@@ -91,8 +91,6 @@ def build_rows(build: DataBuild) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """Settings that have been checked, with all that decides their result."""
-
     build: DataBuild
     files: Sequence[RowFile]
     chat: ChatTemplate | None
@@ -289,7 +287,6 @@ def _settings(build: DataBuild) -> dict[str, Any]:
 
 
 def _judged(verdicts: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
-    """Verdicts by status and reason, and what gave them."""
     if not verdicts:
         return {}
     counts = Counter(f"{each['status']}: {each['reason']}" for each in verdicts.values())

@@ -36,8 +36,6 @@ PACKAGES = ("numpy", "pyarrow", "tokenizers", "xxhash", "jinja2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFolder:
-    """A directory to fill."""
-
     path: Path
     name: str
     """Key or option that messages name."""
@@ -142,7 +140,6 @@ def _version(name: str) -> str:
 
 
 def _hash_code() -> str:
-    """Hash of the code that makes rows, with its tables and templates."""
     root = Path(__file__).parents[1] / "data"
     kinds = (".py", ".jinja", ".toml", ".txt")
     paths = sorted(path for path in root.rglob("*") if path.suffix in kinds)

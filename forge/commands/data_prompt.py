@@ -70,8 +70,6 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPrompt:
-    """A prompt as it is sent."""
-
     prompt_hash: str
     prompt: Prompt
     note: str = ""

@@ -31,8 +31,6 @@ MAX_TEXT = 4000
 
 @dataclass(slots=True, kw_only=True)
 class Look:
-    """Contents of a file."""
-
     path: Path
     num_rows: int = 0
     unread: LeftOut = field(default_factory=LeftOut)

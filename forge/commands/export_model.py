@@ -56,8 +56,6 @@ FROM runs, attempts ORDER BY attempt DESC LIMIT 1
 
 
 class ModelForm(StrEnum):
-    """Form of an export."""
-
     MERGE = "merge"
     ADAPTER = "adapter"
     GGUF = "gguf"

@@ -47,8 +47,6 @@ SELECT step FROM v_evaluations WHERE stage_index = ? ORDER BY pass_at_1 DESC, st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """A file or directory that can be removed."""
-
     path: Path
     why: str
     run: RunPaths | None = None
@@ -111,7 +109,6 @@ def remove(found: Iterable[Garbage]) -> tuple[int, list[str]]:
 
 
 def describe(found: list[Garbage]) -> list[str]:
-    """A line each, then the sum."""
     lines = [f"{size(each.num_bytes):>8}  {_shown(each.path)}  ({each.why})" for each in found]
     total = sum(each.num_bytes for each in found)
     return [*lines, f"{size(total):>8}  in {len(found)} files or directories"]

@@ -84,8 +84,6 @@ def empty_directory(out: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestKernel:
-    """A kernel and its problem."""
-
     name: str
     """Unique name: a Python identifier in lower case."""
     problem: str

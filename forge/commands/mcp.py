@@ -61,8 +61,6 @@ def serve_mcp(settings: JudgeSettings) -> None:
 
 @dataclass(eq=False)
 class AgentTools:
-    """The tools, and the judges that they ask."""
-
     table: JudgeTable
     gpus: Sequence[Gpu]
     _answering: Answering | None = None
@@ -77,7 +75,6 @@ class AgentTools:
             tasks.cancel_scope.cancel()
 
     async def judge(self, problem: str, candidate: str) -> str:
-        """The verdict, as a model reads it."""
         with _as_tool_errors():
             subject, text = read_problem(problem), _read_candidate(candidate)
             answering = await self._judges()
@@ -90,11 +87,9 @@ class AgentTools:
         return await self._ask(Call("run", {"sizes": sizes or {}}), problem, candidate)
 
     async def profile(self, problem: str, candidate: str) -> str:
-        """The kernel launches of one call."""
         return await self._ask(Call("profile", {}), problem, candidate)
 
     async def docs(self, query: str) -> str:
-        """Entries of Triton's reference."""
         with _as_tool_errors():
             return await search_docs(query)
 

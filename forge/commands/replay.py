@@ -220,8 +220,6 @@ def _job(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """A step that can be trained again."""
-
     stage: int
     step: int
     samples: Sequence[Sample]
@@ -322,8 +320,6 @@ def _ranges(steps: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """A step, recorded and replayed."""
-
     run: str
     stage: int
     step: int
@@ -419,7 +415,6 @@ async def train_batch(
 
 
 async def _until_done(desk: _Desk, child: Child) -> None:
-    """Wait for the end of the child, or for all that is wanted of it."""
     async with anyio.create_task_group() as tasks:
 
         async def first(event: anyio.Event) -> None:

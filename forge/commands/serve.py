@@ -66,8 +66,6 @@ class ServeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ServedModel:
-    """An experiment with the weights to serve."""
-
     experiment: Experiment
     weights: Weights
     model: str

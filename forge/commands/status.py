@@ -63,8 +63,6 @@ MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of a run with what `forge status` adds to it."""
-
     run: RunState
     took: str = ""
     """Duration and end of an ended run; empty for another one."""
@@ -144,7 +142,6 @@ def _results(reader: RunReader) -> list[str]:
 
 
 def render(components: Sequence[ComponentStatus]) -> Table:
-    """One row per process, with a mark for its health and the reason for it."""
     has_cards = any(one.gpu_use is not None or one.gpu_memory_bytes for one in components)
     names = ["process", "device", "phase", "memory", *(["GPU"] if has_cards else [])]
     names += ["age", "restarts", "reason, or last line"]

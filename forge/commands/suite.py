@@ -240,8 +240,6 @@ def _name(kind: str, label: str, suite: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """Problems to evaluate on."""
-
     name: str
     tables: dict[str, Any] = field(default_factory=dict[str, Any])
     """Tables that replace those of the experiment."""
@@ -291,8 +289,6 @@ def _directory(path: Path, *, name: str) -> Suite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model to evaluate."""
-
     label: str
     model: dict[str, Any] = field(default_factory=dict[str, Any])
     """Keys of `[model]`; empty for a server."""

@@ -35,8 +35,6 @@ class ModelNew(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class TemplatePrompter:
-    """Renders prompts with a chat template, within a budget of tokens."""
-
     prompts: PromptSet
     chat: ChatTemplate
     context_tokens: int

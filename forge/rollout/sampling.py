@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Draws problems and takes their results."""
-
     def next(self) -> Problem:
         """The next problem. Every problem returns again and again, whatever the results."""
         raise NotImplementedError

@@ -65,7 +65,6 @@ class JudgedAnswer:
 
     @property
     def exchange(self) -> Exchange:
-        """The attempt as a conversation shows it."""
         return Exchange(completion_text=self.completion_text, verdict=self.verdict)
 
     @property

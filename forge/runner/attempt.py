@@ -129,7 +129,6 @@ async def keep_status(run: RunContext) -> None:
 
 
 async def keep_counters(run: RunContext) -> None:
-    """Update the token and judgement counters and check `[limits]`, twice a second."""
     progress, limits = run.progress, run.experiment.limits
     while True:
         now = time.monotonic()

@@ -137,7 +137,6 @@ class ControlServer:
         return Starlette(routes=routes, middleware=[Middleware(Door)])
 
     async def raise_failure(self) -> None:
-        """Wait until a handler has failed, and raise its error."""
         await self._failed.wait()
         assert self.failure is not None
         raise self.failure

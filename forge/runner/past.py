@@ -63,8 +63,6 @@ _TRAINED = "SELECT stage, max(step) FROM sample_uses GROUP BY stage"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierAttempts:
-    """State that earlier attempts left. Empty for a new run."""
-
     state: LastState | None = None
     stage_weights: Mapping[int, Weights] | None = None
     missing: Event | None = None

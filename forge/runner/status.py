@@ -93,7 +93,6 @@ class Component:
     address: str = ""
     """URL of a remote component."""
     num_judged: int | None = None
-    """Verdicts of a judge so far."""
 
     @property
     def node(self) -> str:
@@ -299,8 +298,6 @@ age, and room for a few words."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """State of a GPU, all its users included."""
-
     used_bytes: int
     total_bytes: int
     use: float | None
@@ -311,8 +308,6 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
-    """One sample."""
-
     resident: Mapping[int, int] = field(default_factory=dict[int, int])
     """Resident bytes of each process tree, by its root. Pages that several processes share (forked
     judges) count for each."""
@@ -326,8 +321,6 @@ class Vitals:
 
 
 class VitalsSampler:
-    """Reads vitals; keeps NVML open and the CPU times between samples."""
-
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
         """CPU time of each tree at the last sample, by its root."""
@@ -407,13 +400,11 @@ def _card(nvml: Any, uuid: str) -> Card | None:
 class _Process(NamedTuple):
     parent: int
     resident: int
-    """Bytes."""
     ticks: tuple[int, int]
     """CPU time without and with that of its ended children."""
 
 
 def _processes() -> dict[int, _Process]:
-    """Every process by its pid."""
     found: dict[int, _Process] = {}
     for name in filter(str.isdecimal, os.listdir(PROC)):
         try:
@@ -513,7 +504,6 @@ class Components:
 
     run: RunContext
     log_path: Path
-    """The supervisor's log."""
     latest: Sequence[ComponentStatus] = ()
     _histories: dict[str, _History] = field(default_factory=dict[str, _History])
     _vitals: Vitals = field(default_factory=Vitals)
@@ -524,11 +514,9 @@ class Components:
     """Delay of the event loop, and when it was measured."""
 
     def to_json(self) -> dict[str, Any]:
-        """The components' part of /status."""
         return {"components": [asdict(each) for each in self.latest]}
 
     async def watch(self) -> None:
-        """Updates `latest` once a second until cancelled."""
         for num_looks in itertools.count():
             components = self._observe(time.monotonic())
             await anyio.to_thread.run_sync(
@@ -677,7 +665,6 @@ class Components:
 
 
 def _sole_users(components: Sequence[Component]) -> dict[str, str]:
-    """Card to its component, for cards with a single one."""
     users = [(uuid, component.name) for component in components for uuid in component.uuids]
     counts = Counter(uuid for uuid, _ in users)
     return {uuid: name for uuid, name in users if counts[uuid] == 1}

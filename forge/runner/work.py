@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """The work of one attempt."""
-
     run: RunContext
     past: EarlierAttempts
 

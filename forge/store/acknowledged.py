@@ -36,12 +36,8 @@ SELECT max((SELECT coalesce(max(group_id), -1) FROM turns),
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """Rows that were committed at one moment, and ids used by then."""
-
     commits: int = 0
-    """Number of commits."""
     turns: int = 0
-    """Number of rows."""
     group_id: int = -1
     """Highest id ever used, as the next two; -1 for none. Lost rows do not lower it."""
     sample_id: int = -1
@@ -91,7 +87,6 @@ class Acknowledger:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        """Closes the file."""
         os.close(self._descriptor)
 
     def _write(self, value: Acknowledged) -> None:

@@ -66,7 +66,6 @@ def is_archive(run: str | Path) -> bool:
 
 
 def list_archives(store_dir: Path) -> list[Path]:
-    """Archives in a directory, by name."""
     return sorted(path for path in store_dir.glob(f"*{ARCHIVE_SUFFIX}") if path.is_file())
 
 
@@ -114,7 +113,6 @@ class _Archive:
     entries: list[zipfile.ZipInfo]
 
     def unpack(self, entries: list[zipfile.ZipInfo], folder: Path, *, advice: str = "") -> RunPaths:
-        """Writes entries into `<folder>/<name>`."""
         wanted, free = sum(info.file_size for info in entries), shutil.disk_usage(folder).free
         if wanted > free:
             sizes = f"{wanted / 1e9:.1f} GB unpacked, {free / 1e9:.1f} GB free"
@@ -138,7 +136,6 @@ class _Archive:
 
 @contextmanager
 def _refusing(file: Path) -> Generator[None]:
-    """Turns errors of the disk into one line."""
     try:
         yield
     except OSError as error:
@@ -176,7 +173,6 @@ def _opened(file: Path) -> Generator[_Archive]:
 
 
 def _manifest(archive: zipfile.ZipFile, file: Path) -> dict[str, Any]:
-    """The checked manifest."""
     if MANIFEST not in archive.namelist():
         raise ConfigError(f"{file}: no archive of a run: it has no {MANIFEST}")
     with _zip_errors(file), archive.open(MANIFEST) as source:

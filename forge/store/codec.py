@@ -49,11 +49,9 @@ class Encoder:
         return _PART.pack(PART_MAGIC, whole_id, first, len(raw), zlib.crc32(raw))
 
     def ids(self, values: Sequence[int]) -> bytes:
-        """A stored array of token ids."""
         return self._array(array("I", values))
 
     def logprobs(self, values: Sequence[float]) -> bytes:
-        """A stored array of log-probabilities."""
         return self._array(array("f", values))
 
     def _array(self, values: array[Any]) -> bytes:
@@ -89,12 +87,10 @@ def _decode(body: Body | None, lookup: Lookup) -> bytes | None:
 
 
 def decode_ids(body: bytes) -> tuple[int, ...]:
-    """Token ids of a stored array."""
     return tuple(_read(array("I"), body))
 
 
 def decode_logprobs(body: bytes) -> tuple[float, ...]:
-    """Log-probabilities of a stored array."""
     return tuple(_read(array("f"), body))
 
 

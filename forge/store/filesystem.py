@@ -30,8 +30,6 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """The mount of a path."""
-
     point: str
     kind: str
     """ext4, nfs4, fuse.sshfs, ..."""

@@ -54,8 +54,6 @@ class _Below:
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Paths of one run directory."""
-
     root: Path
 
     run_db = _Below("run.db")

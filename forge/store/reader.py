@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 5
-"""Maximum number of faults that are listed."""
 QUICK_S = 3.0
 """Maximum delay of a resume; 2 GB of a database are read in that time."""
 DAMAGED = "damaged, or was copied in part; copy the run's whole directory, -wal files too"
@@ -45,7 +44,6 @@ _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def is_corrupt(error: BaseException) -> bool:
-    """True if SQLite found the content of a database to be wrong."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _CORRUPT
 
 
@@ -119,7 +117,6 @@ def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
 
 
 def uri_of(path: Path, mode: str) -> str:
-    """The URI of a database for SQLite."""
     return f"file:{quote(str(path.resolve()))}?{mode}"
 
 
@@ -157,7 +154,6 @@ def explain_sql(place: str) -> Generator[None]:
 
 
 def fetch(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
-    """The rows, one at a time."""
     with interruptible():
         for row in cursor:  # noqa: UP028  # `yield from` closes the cursor, which may be too late
             yield row
@@ -207,7 +203,6 @@ class RunReader:
         self.close()
 
     def close(self) -> None:
-        """Closes both connections."""
         self._connection.close()
         self._lookup.close()
 
@@ -239,12 +234,10 @@ class RunReader:
         return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
     def one(self, sql: str, params: Params = ()) -> dict[str, Any] | None:
-        """The first row, or None."""
         found = self.rows(sql, params)
         return found[0] if found else None
 
     def value(self, sql: str, params: Params = ()) -> Any:
-        """The first column of the first row, or None."""
         row = next(self.stream(sql, params).rows, None)
         return None if row is None else row[0]
 
@@ -312,7 +305,6 @@ def _connect(paths: RunPaths) -> sqlite3.Connection:
 
 
 def _empty(paths: RunPaths) -> ForgeError:
-    """The error of a run.db without a schema."""
     lost = read_acknowledged(paths.acknowledged)
     if not lost.turns:
         return ConfigError(

@@ -101,7 +101,6 @@ def _left(reader: RunReader) -> Iterator[PolicyVersion]:
 
 
 def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:
-    """Events in order, of one kind or of all."""
     rows = reader.rows(
         "SELECT at, kind, message, data FROM events WHERE :kind IS NULL OR kind = :kind ORDER BY "
         "event_id",
@@ -209,7 +208,6 @@ def read_turn(row: dict[str, Any]) -> Turn:
 
 
 def read_verdict(row: dict[str, Any]) -> Verdict:
-    """The verdict in a row of v_turns."""
     return Verdict.from_json(
         {field: row[field] for field in Verdict.__dataclass_fields__ if field in row}
         | {name: row[name] for name in TIMING_FIELDS}

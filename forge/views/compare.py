@@ -49,8 +49,6 @@ UNITS = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "seconds"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two runs."""
-
     name: str
     state: str
     spent: float | None
@@ -63,8 +61,6 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A setting that differs."""
-
     key: str
     """`rollout.group_size`; `stages`, and `stage.grpo.steps`, `stage.grpo[1].steps` for the second
     of a kind, `stage.grpo (round 2).steps`; `code.commit`, `versions.torch`, `machine.cores` for
@@ -171,7 +167,6 @@ class Comparison:
     """Parts that could not be compared, each with the reason."""
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `forge compare --json` prints."""
         return asdict(self)
 
 
@@ -351,7 +346,6 @@ INSTEAD = "no curves; the last evaluations are compared"
 
 
 def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
-    """Compares two runs at equal steps, tokens or time."""
     runs, notes = (a, b), list[str]()
     of_rollouts = any(_has_rollouts(reader) for reader in runs)
     trained = [_load_trained_steps(reader, by, of_rollouts=of_rollouts) for reader in runs]
@@ -450,7 +444,6 @@ def _change(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> ProblemCha
 
 
 def _score(problems: Sequence[ProblemChange]) -> Score | None:
-    """pass@1 of both; None without problems."""
     a = {each.problem_id: Tally(num=each.num_a, correct=each.correct_a) for each in problems}
     b = {each.problem_id: Tally(num=each.num_b, correct=each.correct_b) for each in problems}
     difference = compare_paired(a, b)
@@ -520,7 +513,6 @@ class TrainedSteps:
         return self.spent[-1] if self.places else 0.0
 
     def curve(self, name: str) -> tuple[tuple[float, float], ...]:
-        """(cost, value) of each step that has both."""
         values = self.values.get(name, {})
         return tuple(
             (x, values[place])

@@ -47,7 +47,6 @@ class Gain:
     """pass@1 before and after training, on the problems that both evaluations sampled."""
 
     before: str
-    """Name of the evaluation before."""
     after: str
     by: tuple[str, ...]
     """Names of the training stages between them."""
@@ -56,7 +55,6 @@ class Gain:
 
     @property
     def is_clear(self) -> bool:
-        """True if the interval excludes zero."""
         return self.estimate.low > 0 or self.estimate.high < 0
 
     def short(self) -> str:

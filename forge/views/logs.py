@@ -65,8 +65,6 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Selection of lines by process, level and pattern."""
-
     process: str | None = None
     level: Level = Level.DEBUG
     pattern: regex.Pattern[str] | None = None
@@ -102,8 +100,6 @@ def _has(text: str, pattern: regex.Pattern[str], *, until: float) -> bool:
 
 @dataclass(slots=True)
 class LogTail:
-    """One file and the position read up to."""
-
     path: Path
     keeps_date: bool = False
     """False to cut the date and the milliseconds of each line."""
@@ -174,7 +170,6 @@ class LogBook:
         return new
 
     def processes(self) -> list[str]:
-        """Names of all processes that have a log."""
         return sorted({path.stem for path in self._tails})
 
 

@@ -144,19 +144,15 @@ _ATTEMPTS = ROLLOUTS.format(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemHistory:
-    """One problem over the run."""
-
     problem_id: str
     totals: list[dict[str, Any]]
     """Rows of v_problems, one per purpose, with their trends."""
     attempts: list[dict[str, Any]]
     """Rows of `rollouts.ROLLOUTS` with `stage_name`, latest first; at most MAX_ATTEMPTS."""
     source: str | None
-    """The reference module."""
 
     @property
     def num_attempts(self) -> int:
-        """Number of all attempts."""
         return sum(row["num_rollouts"] for row in self.totals)
 
 
@@ -195,8 +191,6 @@ ORDER BY rank LIMIT :limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One judged kernel with its turn and all its timings."""
-
     run: str
     turn: dict[str, Any]
     """Its row of v_turns without prompt, completion and feedback, with stage_name."""

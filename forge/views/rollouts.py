@@ -286,7 +286,6 @@ class Conversation:
     `queued_s`, the part of judge_s outside all phases: waiting for a free judge."""
     siblings: tuple[Sibling, ...]
     source: str | None
-    """The problem's reference module."""
     thinking: str
     """Tag of thinking in the answers; empty for none."""
     before: int | None

@@ -109,7 +109,6 @@ class RunState:
     """Role to its idle share in the last published step."""
     policy_version: int | None
     pass_at_1: float | None
-    """Result of the latest evaluation."""
     pass_by_source: str
     """Its pass@1, or that of each of several sources; empty without an evaluation."""
     parts: str
@@ -139,7 +138,6 @@ class RunState:
         return {**plain, **self.played.to_json(), "live": live, "components": components}
 
     def to_lines(self) -> list[str]:
-        """First lines of `forge status`."""
         lines = [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
         if self.state == "killed":
             lines.append(f'"forge resume {self.run}" continues it')
@@ -229,7 +227,6 @@ def stage_name(stages: Sequence[Any], index: int) -> str:
 
 
 def stage_names(stages: Sequence[Any]) -> list[str]:
-    """The name of each stage."""
     return [stage_name(stages, index) for index in range(len(stages))]
 
 
@@ -328,8 +325,6 @@ ORDER BY step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStep:
-    """A step whose groups have not all finished."""
-
     step: int
     num_groups: int
     """Groups that have finished."""

@@ -82,7 +82,6 @@ def _best_at(count: int, problems: Sequence[Sequence[dict[str, Any]]]) -> dict[s
 
 
 def render_searches(rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows as a table."""
     from rich.table import Table
     from rich.text import Text
 

@@ -144,7 +144,6 @@ def load_by_protocol(reader: RunReader) -> dict[tuple[int, int], list[dict[str, 
 
 
 def load_counters(reader: RunReader) -> dict[str, int]:
-    """Row counts for the printed summary."""
     row = reader.one(
         "SELECT (SELECT count(*) FROM groups WHERE num_rollouts > 0) AS groups, "
         "(SELECT count(*) FROM trajectories) AS rollouts, count(*) AS turns, "
@@ -159,7 +158,6 @@ def load_counters(reader: RunReader) -> dict[str, int]:
 
 
 def render_show(data: dict[str, Any]) -> RichGroup:
-    """The same object as tables."""
     from rich.console import Group as RichGroup
     from rich.text import Text
 
@@ -265,7 +263,6 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _stages(reader: RunReader, run: RunState) -> list[dict[str, Any]]:
-    """Index, name, kind, steps and state of each stage."""
     rungs = load_ladder(reader, load_stages(reader), is_running=run.state == "running")
     own = [rung for rung in rungs if not rung.name.startswith("@")]
     return [

@@ -318,8 +318,6 @@ TAIL = 0.025
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Samples of one problem."""
-
     num: int
     correct: int
 

@@ -207,7 +207,6 @@ def _machine(reader: RunReader) -> dict[str, Any]:
 BAR = 12
 """Columns of a bar of 100 %."""
 LEADERBOARD = "leaderboard.md"
-"""Name of the file in the run directory."""
 SHOWN = ("0", "1", "2")
 """Values of p in a leaderboard's row."""
 

@@ -226,7 +226,6 @@ class TopLine(Static):
         self.update_line()
 
     def update_line(self) -> None:
-        """Updates the line if it changed."""
         line = headline(self._watched)
         if line != self._headline:
             self._headline = line
@@ -364,17 +363,14 @@ class TableScreen(AskingScreen[Data], Generic[Data]):
         self.action_open()
 
     def action_open(self) -> None:
-        """Opens the row under the cursor."""
         raise NotImplementedError
 
     def action_filter(self) -> None:
-        """Opens the filter line."""
         line = self.query_one(FilterLine)
         line.add_class("-shown")
         line.focus()
 
     def action_unfilter(self) -> None:
-        """Clears and closes the filter line."""
         line = self.query_one(FilterLine)
         line.value = ""
         line.remove_class("-shown")
@@ -403,7 +399,6 @@ class PacedScreen(AskingScreen[Data], Generic[Data]):
         return None
 
     def answer(self, reader: RunReader, question: Any) -> Data:
-        """Queries the run, in a worker thread."""
         raise NotImplementedError
 
     def show_answer(self, data: Data) -> None:

@@ -112,7 +112,6 @@ class Watched:
                 return None
 
     def close(self) -> None:
-        """Closes the files."""
         with self._lock:
             self._close()
 

@@ -48,8 +48,6 @@ class Shown:
 
 
 class KernelsScreen(TableScreen[Shown], PacedScreen[Shown]):
-    """The Kernels screen, key 4."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("c", "copy", "Copy"),
@@ -124,7 +122,6 @@ class KernelsScreen(TableScreen[Shown], PacedScreen[Shown]):
         self.ask_now()
 
     def action_scroll(self, by: int) -> None:
-        """Scrolls the code by so many lines."""
         self.query_one("#one").scroll_relative(y=by, animate=False)
 
     def action_open(self) -> None:
@@ -133,7 +130,6 @@ class KernelsScreen(TableScreen[Shown], PacedScreen[Shown]):
             self.app.push_screen(RolloutScreen(self.watched, **where))
 
     def action_copy(self) -> None:
-        """Copies the code to the clipboard."""
         if kernel := self._kernel:
             copy_code(self.app, kernel.code, kernel.turn["problem_id"])
 

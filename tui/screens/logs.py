@@ -32,8 +32,6 @@ NAME_WIDTH = 11
 
 
 class LogsScreen(AskingScreen[list[LogLine]]):
-    """The Logs screen, key 5."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f", "follow", "Follow"),
         Binding("l", "level", "Level"),
@@ -83,7 +81,6 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self._rewrite()
 
     def action_follow(self) -> None:
-        """Toggles scrolling to new lines."""
         self._is_following = not self._is_following
         self.query_one(Log).auto_scroll = self._is_following
         if self._is_following:
@@ -91,23 +88,19 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self._update_caption()
 
     def action_level(self) -> None:
-        """Selects the next minimum level."""
         self._wanted = replace(self._wanted, level=following(Level, self._wanted.level))
         self._rewrite()
 
     def action_filter(self) -> None:
-        """Opens the filter line."""
         line = self.query_one(Input)
         line.display = True
         line.focus()
 
     def action_clear_filter(self) -> None:
-        """Clears and closes the filter line."""
         self.query_one(Input).value = ""
         self._take_filter("")
 
     def action_next(self, by: int) -> None:
-        """Selects another process: 1 for the next, -1 for the previous."""
         names = [None, *self._book.processes()]
         at = names.index(self._wanted.process) if self._wanted.process in names else 0
         self.choose(names[(at + by) % len(names)])

@@ -51,8 +51,6 @@ COLUMNS = (
 
 
 class ProblemsScreen(TableScreen[Rows], PacedScreen[Rows]):
-    """The Problems screen, key 2."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("o", "order", "Order"),
@@ -99,24 +97,19 @@ class ProblemsScreen(TableScreen[Rows], PacedScreen[Rows]):
             self._change(order=order, is_reversed=False)
 
     def action_unfilter(self) -> None:
-        """Clears every filter."""
         super().action_unfilter()
         self._change(words=None, purpose=None, is_solved=None)
 
     def action_order(self) -> None:
-        """Selects the next order."""
         self._change(order=following(ORDERS, self._wanted.order), is_reversed=False)
 
     def action_reverse(self) -> None:
-        """Reverses the order."""
         self._change(is_reversed=not self._wanted.is_reversed)
 
     def action_purpose(self) -> None:
-        """Selects the next purpose, or all."""
         self._change(purpose=following(PURPOSES, self._wanted.purpose))
 
     def action_solved(self) -> None:
-        """Cycles through all, never solved and solved problems."""
         self._change(is_solved=following(SOLVED, self._wanted.is_solved))
 
     def action_open(self) -> None:
@@ -230,17 +223,14 @@ class AttemptsScreen(TableScreen[ProblemHistory], PacedScreen[ProblemHistory]):
             self._again()
 
     def action_order(self) -> None:
-        """Selects the next order."""
         self._order = following(ATTEMPT_ORDERS, self._order)
         self._again()
 
     def action_filter(self) -> None:
-        """Selects the next filter."""
         self._filter = following(FILTERS, self._filter)
         self._again()
 
     def action_reference(self) -> None:
-        """Switches between the table and the problem's reference module."""
         switcher = self.query_one(ContentSwitcher)
         switcher.current = "reference" if switcher.current == "attempts" else "attempts"
         self.query_one(f"#{switcher.current}").focus()

@@ -265,8 +265,6 @@ class Panes(TabbedContent):
 
 
 class RolloutScreen(PacedScreen[Found]):
-    """The Rollout screen, key 3; also opened from Problems and Kernels."""
-
     VERTICAL_BREAKPOINTS = [(0, "-low"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *_keys_both_ways("left,h", "right,l", "turn", "Turn"),
@@ -357,7 +355,6 @@ class RolloutScreen(PacedScreen[Found]):
         self._show_pane(self.query_one(TabbedContent).active, found, turn)
 
     def _show_pane(self, name: str, found: Conversation, turn: dict[str, Any]) -> None:
-        """Renders the active pane only."""
         if name == "siblings":
             pane = self.query_one(SiblingsPane)
             self.call_next(pane.show_group, found, turn["turn"])
@@ -389,18 +386,15 @@ class RolloutScreen(PacedScreen[Found]):
         self.action_pane("answer")
 
     def action_pane(self, name: str) -> None:
-        """Activates a pane."""
         self.query_one(TabbedContent).active = name
 
     def action_turn(self, by: int) -> None:
-        """Shows another turn: 1 for the next, -1 for the previous."""
         if found := self._found:
             self._turn = max(0, min(self._turn + by, len(found.turns) - 1))
             self._show_turn(found)
             self._to_the_top()
 
     def action_sibling(self, by: int) -> None:
-        """Shows another rollout of the group."""
         if found := self._found:
             rollouts = [each.rollout for each in found.siblings]
             at = rollouts.index(found.rollout) + by
@@ -408,19 +402,15 @@ class RolloutScreen(PacedScreen[Found]):
                 self._go(found.group_id, rollouts[at])
 
     def action_group(self, by: int) -> None:
-        """Shows the first rollout of another group."""
         if found := self._found:
             group_id = found.before if by < 0 else found.after
             if group_id is not None:
                 self._go(group_id, None)
 
     def action_latest(self) -> None:
-        """Shows the latest group."""
         self._go(None, None)
 
     def action_go_to(self) -> None:
-        """Asks for the name of a rollout and shows it."""
-
         def answered(words: str) -> None:
             if place := parse_address(words):
                 self._go(place.group_id, place.rollout, turn=place.turn)
@@ -431,20 +421,16 @@ class RolloutScreen(PacedScreen[Found]):
         ask(self.app, AskLine("Go to (g12, g12.r3 or g12.r3.t1):"), answered)
 
     def action_copy(self) -> None:
-        """Copies the turn's code to the clipboard."""
         if found := self._found:
             turn = self._current(found)
             copy_code(self.app, (turn["code"] or ""), turn["turn_id"])
 
     def action_fold(self) -> None:
-        """Shows long thinking, or folds it again."""
         self._is_folded = not self._is_folded
         if found := self._found:
             self._show_turn(found)
 
     def action_search(self) -> None:
-        """Asks for words, marks them in every text, and goes to the first match."""
-
         def answered(words: str) -> None:
             self._search(words)
             self.action_match()

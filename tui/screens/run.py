@@ -160,8 +160,6 @@ GAP = 2
 
 @dataclass(slots=True)
 class Histories:
-    """The last samples of each quantity."""
-
     samples: dict[str, deque[float]] = field(default_factory=dict)
     _sampled_at: float = -math.inf
 
@@ -331,7 +329,6 @@ def best_kernels(rows: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def mix(activity: Activity) -> Group | Text:
-    """Distribution of the last verdicts."""
     if not activity.mix:
         return Text("no verdict yet", style="dim")
     parts = []
@@ -468,8 +465,6 @@ POINTS_PER_COLUMN = 2
 
 
 class CurveBox(Vertical):
-    """One curve."""
-
     def __init__(self) -> None:
         super().__init__()
         self._curve: tuple[Curve, int] | None = None
@@ -609,8 +604,6 @@ class RunData:
 
 
 class RunScreen(AskingScreen[RunData]):
-    """The Run screen, key 1."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("S", "ask('stop')", "Stop", tooltip="After this step"),
         Binding("C", "ask('save')", "Checkpoint", tooltip="At the end of this step"),
@@ -634,7 +627,6 @@ class RunScreen(AskingScreen[RunData]):
         return self.watched.is_open if action == "ask" else super().check_action(action, parameters)
 
     async def action_ask(self, action: str) -> None:
-        """Requests an action from the run's supervisor."""
         await self.run_action(f"app.ask('{action}')")
 
     def compose_body(self) -> ComposeResult:
@@ -731,7 +723,6 @@ class RunScreen(AskingScreen[RunData]):
         self.refresh_data()  # other columns of the table fit
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Opens the log of the process."""
         self.post_message(LogWanted(event.row_key.value))
 
 

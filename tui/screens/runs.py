@@ -77,12 +77,10 @@ class CompareScreen(AskingScreen[Group]):
             super().refresh_data()
 
     def action_by(self) -> None:
-        """Selects the next measure (steps, tokens, time) and compares again."""
         self._by = following(By, self._by)
         self.action_again()
 
     def action_again(self) -> None:
-        """Reads both runs again."""
         self._is_asked = False
         self.refresh_data()
 
@@ -139,8 +137,6 @@ COLUMNS = (
 
 
 class RunsScreen(TableScreen[list[Row]]):
-    """The Runs screen, key 6."""
-
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("space", "mark", "Mark"),

@@ -46,7 +46,6 @@ class Column:
     style: Callable[[Any], str] = lambda _: ""
 
     def cell(self, row: Any) -> Text:
-        """The cell of a row."""
         value = row if self.field is None else row[self.field]
         return cell(self.show(value), style=self.style(row))
 
@@ -71,7 +70,6 @@ class RowTable(DataTable["Text"]):
 
     @property
     def chosen(self) -> str | None:
-        """Key of the row under the cursor."""
         return self._keys[self.cursor_row] if 0 <= self.cursor_row < len(self._keys) else None
 
     def show_rows(self, rows: Sequence[tuple[str, Row]], *, marked: str | None = None) -> None:
@@ -95,13 +93,11 @@ class RowTable(DataTable["Text"]):
         return self.outer_size.width or self.app.size.width
 
     def on_resize(self) -> None:
-        """Shows the columns that fit now."""
         if self._given_width not in (0, self._room):
             rows, marked = self._given
             self.show_rows(rows, marked=marked)
 
     def choose(self, key: str) -> None:
-        """Moves the cursor to that row, if there is one."""
         if key in self._keys:
             self.move_cursor(row=self._keys.index(key))
 

@@ -48,7 +48,6 @@ def shown_text(text: str | None, *, style: str = "") -> Text:
 
 
 def shown_code(text: str | None) -> Syntax | Text:
-    """Highlighted Python; long lines are wrapped."""
     code = _bounded(text or "")
     if len(code) > MAX_COLOURED:
         return Text(code, overflow="fold")

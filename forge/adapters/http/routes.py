@@ -52,8 +52,6 @@ MAX_NAME = 40
 
 
 class JudgeApi:
-    """The public routes of a served pool."""
-
     def __init__(
         self,
         answering: Answering,

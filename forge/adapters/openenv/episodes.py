@@ -73,8 +73,6 @@ class Refusal(Refused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRules:
-    """Settings that all episodes share."""
-
     judge: Callable[[ReferenceModule, str], Awaitable[Verdict]]
     """Judges an answer; a fault is a verdict too."""
     reward: RewardTable
@@ -85,8 +83,6 @@ class EpisodeRules:
 
 @dataclass(slots=True, kw_only=True)
 class Episode:
-    """The state of one episode."""
-
     rules: EpisodeRules
     episode_id: str
     name: str
@@ -196,8 +192,6 @@ def _renamed(code: str, entry_point: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Problems, rules and sessions that all clients share."""
-
     rules: EpisodeRules
     problems: ServedProblems
     sessions: Sessions
@@ -300,8 +294,6 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedProblems:
-    """Problems by name, in order."""
-
     by_name: Mapping[str, Problem]
 
     @property

@@ -242,7 +242,6 @@ async def serve_socket(websocket: WebSocket, environment: Environment) -> None:
 
 
 async def _play(websocket: WebSocket, environment: Environment) -> None:
-    """Serve a connection that has a place."""
     messages, received = anyio.create_memory_object_stream[str](MAX_AHEAD)
     async with anyio.create_task_group() as tasks, received:
         tasks.start_soon(_receive, websocket, messages, tasks.cancel_scope)

@@ -102,7 +102,6 @@ class HostFacts:
     num_files: int | None = None
     num_tasks: int | None = None
     group_tasks: int | None = None
-    """Processes and threads, by control group."""
     locked_bytes: int | None = None
     address_bytes: int | None = None
     cores: int = 1
@@ -263,7 +262,6 @@ def sandbox_flags(host: HostFacts) -> list[str]:
 
 
 def check_sandbox(outcome: Outcome, host: HostFacts, *, sysctls: Mapping[str, str]) -> Finding:
-    """The level that judges use, and how to get the strongest."""
     level = outcome.get("level")
     refused: list[str] = outcome.get("refused") or []
     flags = sandbox_flags(host)

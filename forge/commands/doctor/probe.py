@@ -61,8 +61,6 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Result of one check."""
-
     name: str
     found: str
     severity: Severity = Severity.OK
@@ -128,15 +126,12 @@ LOG_LINES = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The report of a probe."""
-
     answers: Sequence[Mapping[str, Any]] = ()
     fault: str = ""
     """The reason why it did not end well, with what it was doing; empty if it did."""
     log: str = ""
 
     def get(self, key: str) -> Any:
-        """The last reported value of a key, or None."""
         return next((one[key] for one in reversed(self.answers) if key in one), None)
 
 
@@ -221,18 +216,13 @@ LLAMA_FOR_GPUS = "make setup LLAMA=cuda (or hip, vulkan)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """Result of importing a package."""
-
     version: str = ""
     fault: str = ""
-    """The error; empty if it imported."""
     is_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """The interpreter that serves."""
-
     python: Interpreter
     table: ServeTable = field(default_factory=ServeTable)
     imported: Mapping[str, Imported] = field(default_factory=dict[str, Imported])
@@ -403,7 +393,6 @@ class GpuFacts:
 
     gpus: Sequence[Gpu] = ()
     hidden: str = ""
-    """Message that says why GPUs are missing."""
     holders: Mapping[str, str] = field(default_factory=dict[str, str])
     users: Mapping[str, Sequence[GpuUser]] = field(default_factory=dict[str, "Sequence[GpuUser]"])
     outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])

@@ -54,8 +54,6 @@ SELECT max(step) FROM (SELECT step FROM sample_uses WHERE stage = :stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextWork:
-    """The work that a resume would begin with."""
-
     stage: str
     step: int
     """Step of the checkpoint that it continues from; 0 for the start of the stage."""
@@ -67,8 +65,6 @@ class NextWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCheckup:
-    """The findings about a run."""
-
     findings: Sequence[Finding]
     next_work: NextWork | None
     """None if the run has finished, or cannot be read."""

@@ -65,8 +65,6 @@ MAX_NAME = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The verdicts, in the order of the candidates' names."""
-
     jobs: Sequence[JudgeJob]
     verdicts: Sequence[Verdict]
     request: JudgingRequest
@@ -179,8 +177,6 @@ class JudgingRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeJob:
-    """One candidate and the problem that it answers."""
-
     name: str
     """Name of the candidate: its path below the given directory, its file name, or `stdin`."""
     problem: Problem

@@ -51,8 +51,6 @@ TRIAL = "trial call before the run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionFile:
-    """The file of a function as its child executed it."""
-
     path: Path
     name: str
     sha256: str

@@ -47,7 +47,6 @@ class StoreObserver:
         self._sink, self._attempt = sink, attempt
         self._alive: set[int] = set()
         self.seen: dict[str, Seen] = {}
-        """Every child of this attempt, by name."""
         self._rows: deque[ProcessStart | ProcessEnd] = deque()
         self._added = anyio.Event()
 

@@ -54,14 +54,12 @@ class Counter:
     _marks: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
 
     def set(self, total: int, now: float) -> None:
-        """Set the total at a monotonic time."""
         self.total = total
         self._marks.append((now, total))
         while self._marks and now - self._marks[0][0] > RATE_WINDOW_S:
             self._marks.popleft()
 
     def rate(self) -> float:
-        """Increase per second over the window."""
         if len(self._marks) < 2:
             return 0.0
         (t0, n0), (t1, n1) = self._marks[0], self._marks[-1]
@@ -86,7 +84,6 @@ class Progress:
     numbers: dict[str, float] = field(default_factory=dict[str, float])
     """Latest values by short name: loss, pass@1, ..."""
     played: PlayedSteps = field(default_factory=PlayedSteps)
-    """Steps of rollouts in the store."""
     tokens: Counter = field(default_factory=Counter)
     judged: Counter = field(default_factory=Counter)
     idle: dict[str, float] = field(default_factory=dict[str, float])
@@ -216,8 +213,6 @@ COUNTED = re.compile(r"\d+ of \d+$")
 
 
 class Console:
-    """Output of the supervisor for a person."""
-
     def __init__(self, *, quiet: bool = False) -> None:
         from rich.console import Console as RichConsole
 
@@ -236,7 +231,6 @@ class Console:
         self.out.print(f"forge: {line}", markup=False, soft_wrap=True)
 
     def show(self, *renderables: RenderableType) -> None:
-        """Print tables."""
         if not self.quiet:
             self.out.print(*renderables)
 
@@ -288,7 +282,6 @@ class _Unbreakable:
 
 
 def plain_line(progress: Progress) -> str:
-    """The progress as one line of text."""
     parts = [f"[{clock(time.monotonic() - progress.started_at)}] {progress.label}"]
     if progress.total:
         parts.append(f"{progress.done}/{progress.total} {progress.unit}")

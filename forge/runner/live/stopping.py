@@ -38,11 +38,9 @@ class StopRequest:
 
     @property
     def is_set(self) -> bool:
-        """True once a stop was requested."""
         return self._event.is_set()
 
     def set(self, reason: str) -> None:
-        """Request a stop; the first reason is kept."""
         if not self.is_set:
             self.reason = reason
             self._event.set()
@@ -66,7 +64,6 @@ class StopRequest:
         )
 
     async def wait(self) -> None:
-        """Wait until a stop is requested."""
         await self._event.wait()
 
     @asynccontextmanager

@@ -86,8 +86,6 @@ async def open_notifier(
 
 @dataclass(slots=True, kw_only=True)
 class Notifier:
-    """Sends the notifications of one attempt."""
-
     table: NotifyTable
     paths: RunPaths
     attempt: int
@@ -97,7 +95,6 @@ class Notifier:
     num_sent: int = 0
 
     async def follow(self) -> None:
-        """Notifies of new bests until cancelled."""
         while True:
             await self._send_bests()
             await anyio.sleep(LOOK_EVERY_S)
@@ -215,7 +212,6 @@ class Bests:
         return "" if row is None else describe_evaluation(row)
 
     def close(self) -> None:
-        """Closes the run's database."""
         if self._reader is not None:
             self._reader.close()
 

@@ -24,7 +24,6 @@ LAST_OUTPUT_S = 0.5
 
 
 def main() -> None:
-    """Entry point of the child."""
     config = hold_lease()
     failures = list(send(config))
     sys.exit("\n".join(failures) if failures else 0)

@@ -125,7 +125,6 @@ async def _wait_and_cancel(child: Child, scope: anyio.CancelScope) -> None:
 
 
 def main() -> None:
-    """Entry point of the child."""
     config = hold_lease()
     from forge.views.report import write_report
 

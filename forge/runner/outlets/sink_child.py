@@ -39,7 +39,6 @@ RATES = ("pass_at_1", "ci_low", "ci_high", "pass_at_1_greedy", "pass_at_1_multi"
 
 
 def main() -> None:
-    """Entry point of the child."""
     config = hold_lease()
     try:
         follow(config)
@@ -85,8 +84,6 @@ def _wait_or_stop(stop_file: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Numbers of one step."""
-
     group: str
     """Prefix of their names, and the owner of the step: `grpo-3`, or `eval`."""
     step: int
@@ -186,7 +183,6 @@ class TensorBoard:
         self.flush, self.close = self._writer.flush, self._writer.close
 
     def log(self, point: Point) -> None:
-        """Writes the scalars of a point."""
         for name, value in point.values.items():
             tag = f"{point.group}/{name}"
             self._writer.add_scalar(tag, value, point.step, wall_time=point.at)

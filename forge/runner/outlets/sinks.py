@@ -72,8 +72,6 @@ async def open_sinks(
 
 
 class _SinkWatch:
-    """Reports each failed sink once."""
-
     def __init__(self, writer: Writer, console: Console) -> None:
         self._writer, self._console = writer, console
         self._reported: set[str] = set()

@@ -429,8 +429,6 @@ AND NOT EXISTS (SELECT 1 FROM events k WHERE k.kind = 'evaluation_continued'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A stage of an earlier run."""
-
     run: str
     s_per_item: float
     peak_bytes: int | None = None

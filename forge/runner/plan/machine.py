@@ -56,8 +56,6 @@ class CardBusy(MachineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The machine that a plan is made for."""
-
     cores: int
     """Cores that this process may run on, by affinity."""
     memory_bytes: int

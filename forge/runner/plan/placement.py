@@ -409,8 +409,6 @@ def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """The memory that an experiment's roles need on their cards."""
-
     experiment: Experiment
     shape: ModelShape
     users: Users

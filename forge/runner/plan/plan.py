@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan of a run."""
-
     name: str
     params: int | None
     cores: int

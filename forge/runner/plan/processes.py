@@ -50,8 +50,6 @@ NAMES = {"train": "nodes for ranks", "serve": "engines", "judge": "judges"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """A process of the run, or all of one role on nodes."""
-
     name: str
     device: str
     """`cpu`, `GPU 0-3`, or what each needs of a node: `Ray cluster "auto": 1 GPU each`."""

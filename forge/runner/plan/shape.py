@@ -48,8 +48,6 @@ FORMAT = 2
 
 
 class Matrices(NamedTuple):
-    """The matrices of a model that have one name."""
-
     num: int
     params: int
     widths: int

@@ -57,8 +57,6 @@ WHERE p.problem_id = ?
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFilter:
-    """Conditions on the answers that become rows."""
-
     best_per_problem: int | None = None
     """Most rows of each kind of a problem: the fastest, or if untimed those with the fewest
     launches, then the shortest. None for all."""

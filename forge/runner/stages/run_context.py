@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RunContext:
-    """State that work, stages, background tasks and status of one attempt share."""
-
     experiment: Experiment
     paths: RunPaths
     attempt: int

@@ -68,8 +68,6 @@ async def run_search_stage(run: RunContext, stage: SearchStage, index: int) -> N
 
 @dataclass(slots=True, kw_only=True)
 class Searching:
-    """The searches of a stage while they run."""
-
     run: RunContext
     stage: int
     budget: Budget

@@ -127,8 +127,6 @@ def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
 
 @dataclass(slots=True, kw_only=True)
 class SourceRows:
-    """The rows of a source in a stage."""
-
     origin: str
     num_rows: int = 0
     num_dropped: int = 0

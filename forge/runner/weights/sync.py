@@ -73,8 +73,6 @@ to the previous ones."""
 
 
 class WeightSync:
-    """The current weights and the number of the next version."""
-
     def __init__(
         self, start: StartingWeights, *, attempt: int, precision: Literal["exact", "fast"],
         gate: TurnGate, sink: Writer, on_gpu: bool = False,

@@ -423,5 +423,4 @@ VIEWS = RECORD_VIEWS + SPEED_VIEWS + LIVE_VIEWS + ROLLED + FURTHER_VIEWS
 
 
 def view_names() -> list[str]:
-    """Names of all views, in order of creation."""
     return [line.split()[2] for line in VIEWS.splitlines() if line.startswith("CREATE VIEW")]

@@ -58,8 +58,6 @@ Row = dict[str, Any]
 
 
 class RowWriter:
-    """Writes rows to run.db and token arrays to tokens.db."""
-
     def __init__(
         self,
         run: sqlite3.Connection,

@@ -164,8 +164,6 @@ _BULK = (Group, GroupStart, Metrics, Problem, Sample, Trajectory, Turn)
 
 
 class StoreOptions(Protocol):
-    """The keys of `[store]` that the writer needs."""
-
     @property
     def texts(self) -> str: ...  # plain or zstd
     @property
@@ -175,8 +173,6 @@ class StoreOptions(Protocol):
 
 
 class WriterThread:
-    """The thread, its queue and its failure."""
-
     def __init__(self, paths: RunPaths, table: StoreOptions, *, clock: Callable[[], float]) -> None:
         self.paths = paths
         self.queue: queue.Queue[Item] = queue.Queue(QUEUE_PUTS)
@@ -226,7 +222,6 @@ class WriterThread:
             time.sleep(DRAIN_PAUSE_S)
 
     def check_disk(self) -> None:
-        """Raises MachineError if the disk is nearly full."""
         if self._disk_problem is not None:
             raise MachineError(self._disk_problem)
 
@@ -402,8 +397,6 @@ WHERE num_rollouts > 0
 
 
 class Databases:
-    """Both connections."""
-
     def __init__(self, paths: RunPaths, *, texts: str, now: float) -> None:
         """Creates both databases where they are absent, and the run's row.
 
@@ -428,7 +421,6 @@ class Databases:
         self.checkpoint()
 
     def begin(self) -> None:
-        """Starts a transaction in both."""
         self.tokens.execute("BEGIN IMMEDIATE")
         self.run.execute("BEGIN IMMEDIATE")
 
@@ -440,7 +432,6 @@ class Databases:
         self._acknowledger.acknowledge()
 
     def rollback(self) -> None:
-        """Rolls back whichever transaction is open."""
         for connection in (self.tokens, self.run):
             if connection.in_transaction:
                 connection.rollback()

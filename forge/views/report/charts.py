@@ -101,22 +101,18 @@ class Chart:
     names: tuple[str, ...] = ()
     """Names at x = 0, 1, ...; empty for numbers."""
     is_share: bool = False
-    """Values of 0 to 1, shown as percentages."""
     note: str = ""
     """Sentence below the picture: the meaning of the lines."""
 
     @property
     def is_empty(self) -> bool:
-        """True if no line has a number."""
         return not any(line.points for line in self.lines)
 
     @property
     def num_rows(self) -> int:
-        """Rows of the full table."""
         return len({x for line in self.lines for x in line.x})
 
     def show(self, value: float | None) -> str:
-        """A value as the table shows it."""
         if value is None:
             return NONE
         return percent(value) if self.is_share else grouped(value)
@@ -167,7 +163,6 @@ def label(text: object) -> str:
 
 
 def draw_svg(chart: Chart) -> str:
-    """The chart as an SVG document."""
     out = io.StringIO()
     with _style({"svg.hashsalt": chart.name}):
         figure = _figure(chart)
@@ -177,7 +172,6 @@ def draw_svg(chart: Chart) -> str:
 
 
 def draw_png(chart: Chart) -> bytes:
-    """The chart as a PNG file."""
     out = io.BytesIO()
     with _style({}):
         figure = _figure(chart)
@@ -329,8 +323,6 @@ GROUP BY s.stage, s.step HAVING count(*) > 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A chart by step."""
-
     name: str
     title: str
     y_label: str
@@ -398,8 +390,6 @@ Points = dict[int, list[tuple[int, float | None]]]
 
 
 class Training:
-    """Numbers by step and stage, and their charts."""
-
     def __init__(
         self, reader: RunReader, *, stages: Sequence[Any], evaluations: Sequence[dict[str, Any]]
     ) -> None:
@@ -444,7 +434,6 @@ class Training:
         )  # fmt: skip
 
     def _band(self, stage: int, points: Sequence[tuple[int, float | None]]) -> dict[str, Any]:
-        """Ends of the interval of the mean reward."""
         errors = [self._errors.get((stage, step)) for step, _ in points]
         if not any(errors):
             return {}

@@ -150,8 +150,6 @@ SETTINGS = {
 
 
 class Contents:
-    """Contents of the report of one run."""
-
     def __init__(self, reader: RunReader) -> None:
         run = reader.one("SELECT experiment, forge_version FROM runs LIMIT 1") or {}
         self.state = run_state(reader)
@@ -185,7 +183,6 @@ class Contents:
 
     @property
     def drawn(self) -> list[Chart]:
-        """Charts that are not empty, in the order of the page."""
         return [chart for each in self.charts.values() for chart in each if not chart.is_empty]
 
     def _named_turns(self) -> list[str]:
@@ -197,18 +194,15 @@ class Contents:
 
     @cached_property
     def kernels(self) -> list[dict[str, Any]]:
-        """Rows of the table of kernels."""
         found = self._raw["kernels"]
         return [finite(dict(zip(found.columns, row, strict=True))) for row in found.rows]
 
     @property
     def num_rollouts(self) -> int:
-        """Rollouts of all purposes."""
         return sum(row["num_rollouts"] for row in self.problems)
 
     @property
     def num_turns(self) -> int:
-        """Turns of all purposes."""
         return sum(row["num_turns"] for row in self.problems)
 
     @property

@@ -204,7 +204,6 @@ class Samples:
         }  # fmt: skip
 
     def _show(self, name: str) -> None:
-        """Loads a rollout with its texts."""
         group_id, rollout = (int(part[1:]) for part in name.split("."))
         rows = finite(self._reader.rows(TURNS, {"group_id": group_id, "rollout": rollout}))
         if not rows or rows[0]["stage"] is None:

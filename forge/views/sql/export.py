@@ -45,7 +45,6 @@ TABLES: dict[str, str] = {
     "events": "SELECT * FROM events",
     "attempts": "SELECT * FROM attempts",
 }
-"""File name to its query."""
 BATCH_ROWS = 2000
 """24 MB at 12 kB per turn."""
 _INTEGERS = """
@@ -65,8 +64,6 @@ publish_s candidate_us baseline_us candidate_spread_us baseline_spread_us
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """One exported file."""
-
     name: str
     path: str
     num_rows: int
@@ -131,7 +128,6 @@ def _write(name: str, found: RowStream, path: Path) -> int:
 
 
 def arrow_type(table: str, column: str) -> pyarrow.DataType:
-    """Type of a column: integer, real or text."""
     import pyarrow
 
     if (table, column) == ("evaluations", "stage"):  # the stage's name, elsewhere its index

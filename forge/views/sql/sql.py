@@ -27,7 +27,6 @@ PLACE = "forge sql"
 MOST_ROWS = 1000
 """Maximum rows of a table for the terminal: a query without LIMIT must not fill the memory."""
 LARGEST = 2**63 - 1
-"""Largest integer of SQLite."""
 _COMMENT = re.compile(r"--\s*(.+)")
 
 
@@ -59,7 +58,6 @@ def named_json() -> list[dict[str, Any]]:
 
 
 def render_named() -> Fitting:
-    """The list shown by `forge sql --list`."""
     from forge.views.text.fitting import Fitting
 
     rows = tuple(
@@ -132,7 +130,6 @@ def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichG
 
 
 def render_relations(relations: list[Relation]) -> Fitting:
-    """The list shown by `forge sql RUN`."""
     from forge.views.text.fitting import Fitting
 
     return Fitting(("name", "content"), ((each.name, each.comment) for each in relations))
@@ -144,8 +141,6 @@ def _json_value(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class NamedQuery:
-    """A query with the question it answers."""
-
     question: str
     sql: str
     params: Mapping[str, str] = field(default_factory=dict[str, str])

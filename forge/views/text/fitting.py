@@ -28,8 +28,6 @@ WIDE_GAP, NARROW_GAP = 3, 2
 
 
 class Fitting:
-    """A table's rows, laid out for the available width."""
-
     def __init__(
         self,
         columns: Iterable[str],
@@ -78,7 +76,6 @@ class Fitting:
 
 
 def cell(value: Any) -> str:
-    """A value as a table cell."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -108,7 +105,6 @@ def _fill(
 
 
 def _longest(texts: Sequence[str]) -> int:
-    """Width of the longest line."""
     return max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
 
 

@@ -33,7 +33,6 @@ def printable(text: str) -> str:
 
 
 def printable_values(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with every text in it made printable."""
     return {k: printable(v) if isinstance(v, str) else v for k, v in row.items()}
 
 
