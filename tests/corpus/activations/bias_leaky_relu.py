@@ -1,7 +1,5 @@
 """A bias per channel and a leaky ReLU, with a float argument and a heuristic for divisibility."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -24,12 +22,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
 @triton.jit
 def bias_act(x, bias, y, n, inner, channels, slope, BLOCK: tl.constexpr, EVEN: tl.constexpr):

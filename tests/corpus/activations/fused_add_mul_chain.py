@@ -1,8 +1,5 @@
 """A pointwise graph with broadcasts, in the manner of Inductor's generated code."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b, c):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(24, 50), torch.randn(24), torch.randn(50)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def triton_poi_fused_add_mul_sigmoid_0(
     in_ptr0, in_ptr1, in_ptr2, out_ptr0, out_ptr1, ks0, xnumel, XBLOCK: tl.constexpr

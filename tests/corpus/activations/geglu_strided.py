@@ -1,7 +1,5 @@
 """GEGLU of two tensors; one of them is a transposed view with its own strides."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(70, 40), torch.randn(40, 70)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def tanh(x):
     return 2 * tl.sigmoid(2 * x) - 1

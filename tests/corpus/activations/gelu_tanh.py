@@ -1,7 +1,5 @@
 """GELU with tanh from libdevice, over a flattened tensor."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(4, 33, 65) * 2]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 from triton.language.extra import libdevice
 
 

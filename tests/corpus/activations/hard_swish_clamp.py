@@ -1,7 +1,5 @@
 """Hardswish with tl.clamp, and a grid-stride loop over a fixed number of programs."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(5, 777) * 4]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def hardswish(x_ptr, y_ptr, n, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
     for start in range(tl.program_id(0) * BLOCK, n, BLOCK * PROGRAMS):

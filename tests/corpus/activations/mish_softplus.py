@@ -1,7 +1,5 @@
 """Mish with a stable softplus, fp16 in and out."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [(torch.randn(50, 70) * 5).half()]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 from triton.language.extra.cuda import libdevice
 
 

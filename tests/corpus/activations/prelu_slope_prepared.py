@@ -1,8 +1,5 @@
 """A slope for each channel, prepared in load_reference, where the value is negative."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     """Linear, then a PReLU with a positive slope for each channel."""
@@ -26,12 +23,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def kernel(x, w, b, a, y, N: tl.constexpr):
     r = tl.program_id(0)

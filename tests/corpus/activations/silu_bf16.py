@@ -1,7 +1,5 @@
 """SiLU in bf16, computed in fp32 and rounded once."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(64, 100).to(torch.bfloat16)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def silu(X, Y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

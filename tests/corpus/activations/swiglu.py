@@ -1,7 +1,5 @@
 """SwiGLU of two halves of one row, in the manner of Liger."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -15,17 +13,7 @@ def get_inputs():
     return [torch.randn(3, 17, 300)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 def calculate_settings(n):
     BLOCK_SIZE = triton.next_power_of_2(n)
     num_warps = 4

@@ -1,8 +1,5 @@
 """Tanh by inline assembly of PTX."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(1000)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def fast_tanh(x):
     return tl.inline_asm_elementwise(

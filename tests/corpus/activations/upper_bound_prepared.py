@@ -1,8 +1,5 @@
 """A linear layer, bounded for each column by what load_reference prepares."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, n):
@@ -25,12 +22,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def kernel(x, w, b, cap, y, N: tl.constexpr):
     r = tl.program_id(0)

@@ -1,8 +1,5 @@
 """Decoding of one token: the cache is split over programs and combined by a second kernel."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, q, k, v, lengths):
@@ -17,17 +14,7 @@ def get_inputs():
     return [torch.randn(3, 2, 16), k, v, torch.tensor([64, 17, 40])]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def stage1(Q, K, V, LEN, PART, LSE, N, H, SPLITS, scale, D: tl.constexpr, BN: tl.constexpr):
     b, h, s = tl.program_id(0), tl.program_id(1), tl.program_id(2)

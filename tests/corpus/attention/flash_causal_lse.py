@@ -1,8 +1,5 @@
 """Causal flash attention that also returns the log-sum-exp, in two stages as in the tutorial."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, q, k, v):
@@ -18,17 +15,7 @@ def get_inputs():
     return [torch.randn(3, 64, 16) for _ in range(3)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def _inner(
     acc,

@@ -1,7 +1,5 @@
 """Flash attention forward with an online softmax, fp16."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(2, 2, 48, 32).half() for _ in range(3)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def attn_fwd(
     Q,

@@ -1,8 +1,5 @@
 """Grouped-query attention with ALiBi slopes."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, q, k, v, slopes):
@@ -20,17 +17,7 @@ def get_inputs():
     return [q, torch.randn(1, 2, 32, 16), torch.randn(1, 2, 32, 16), torch.rand(4)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def gqa(Q, K, V, S, O, HQ, HK, scale, N: tl.constexpr, D: tl.constexpr, BM: tl.constexpr):
     h = tl.program_id(1)

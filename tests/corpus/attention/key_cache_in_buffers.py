@@ -1,8 +1,5 @@
 """Decoding with keys and values that Model keeps in buffers and updates in place."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, batch, length, heads, dim):
@@ -27,12 +24,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def decode(
     q_ptr, k_ptr, v_ptr, keys, values, out, scale, T, NEW: tl.constexpr, D: tl.constexpr,

@@ -1,8 +1,5 @@
 """Causal linear attention in chunks with a state carried in registers, in the manner of fla."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, q, k, v):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(2, 3, 64, 16) * 0.3 for _ in range(3)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.heuristics({"NT": lambda a: triton.cdiv(a["T"], a["BT"])})
 @triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (1, 2)], key=["T"])
 @triton.jit

@@ -1,8 +1,5 @@
 """Decoding from a paged cache through a table of blocks."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, q, cache_k, cache_v, table):
@@ -18,17 +15,7 @@ def get_inputs():
     return [torch.randn(2, 16), torch.randn(12, 8, 16), torch.randn(12, 8, 16), table]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def paged(Q, CK, CV, T, O, PAGES, PAGE: tl.constexpr, D: tl.constexpr):
     b = tl.program_id(0)

@@ -1,8 +1,5 @@
 """Attention of one block over a packed qkv tensor with a learned bias."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, heads, tokens):
@@ -24,12 +21,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def packed(QKV, BIAS, O, N, H, scale, D: tl.constexpr, BN: tl.constexpr):
     b = tl.program_id(0)

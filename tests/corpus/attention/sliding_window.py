@@ -1,8 +1,5 @@
 """Causal attention within a window; blocks outside it are skipped."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, q, k, v):
@@ -17,17 +14,7 @@ def get_inputs():
     return [torch.randn(4, 70, 16) for _ in range(3)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def window(
     Q, K, V, O, N, scale, WINDOW: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr

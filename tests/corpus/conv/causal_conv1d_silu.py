@@ -1,7 +1,5 @@
 """Causal depthwise convolution of Mamba with a window of four and SiLU."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -15,17 +13,7 @@ def get_inputs():
     return [torch.randn(2, 12, 40), torch.randn(12, 4), torch.randn(12)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def causal_conv(
     x_ptr, w_ptr, b_ptr, y_ptr, D, L, WIDTH: tl.constexpr, BD: tl.constexpr, BL: tl.constexpr

@@ -1,8 +1,5 @@
 """Convolution in one dimension as sums of shifted products, with padding and dilation."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, c_in, c_out, k):
@@ -22,12 +19,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def conv1d(
     X,

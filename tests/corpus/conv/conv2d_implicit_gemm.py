@@ -1,8 +1,5 @@
 """Convolution in two dimensions as an implicit matrix product."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, c_in, c_out):
@@ -22,12 +19,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def conv2d(
     X,

@@ -1,7 +1,5 @@
 """Depthwise convolution, two loops over the window."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -23,12 +21,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def depthwise(X, W, Y, C, H, WD, BH: tl.constexpr, BW: tl.constexpr):
     plane = tl.program_id(0)

@@ -1,8 +1,5 @@
 """Transposed convolution as a gather of the input's positions."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self):
@@ -17,17 +14,7 @@ def get_inputs():
     return [torch.randn(2, 3, 6, 5)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def deconv(
     X,

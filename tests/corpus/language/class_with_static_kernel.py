@@ -1,8 +1,5 @@
 """A kernel held by a class, a wrapper in the manner of torch.autograd.Function."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, n):
@@ -22,12 +19,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def scaled_relu(X, S, Y, n, C, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

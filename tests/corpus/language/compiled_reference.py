@@ -1,8 +1,5 @@
 """A reference under `torch.compile` and `torch.jit.script`."""
 
-import torch
-import torch.nn as nn
-
 
 @torch.jit.script
 def gated(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -23,17 +20,7 @@ def get_inputs():
     return [torch.randn(32, 96), torch.randn(32, 96)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def gated_square(X, GATE, Y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,8 +1,5 @@
 """Complex multiplication of interleaved pairs by deinterleaved loads."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(20, 16, 2), torch.randn(20, 16, 2)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def cmul(A, B, Y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,8 +1,5 @@
 """A while loop whose number of turns differs between programs: Newton's square root."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.rand(40) * 1000 + 0.5]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def newton(X, Y):
     i = tl.program_id(0)

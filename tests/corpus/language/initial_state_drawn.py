@@ -1,8 +1,5 @@
 """A state that the constructor draws, no parameter and no buffer, which forward replaces."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, width, rows):
@@ -25,12 +22,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def step(X, HIDDEN, DECAY, Y, N, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)

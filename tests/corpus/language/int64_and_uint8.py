@@ -1,8 +1,5 @@
 """Integer arithmetic of several widths with wrapping and shifts."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -14,17 +11,7 @@ def get_inputs():
     return [torch.randint(0, 2**31 - 1, (500,), dtype=torch.int32)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def hashes(X, H, B, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,8 +1,5 @@
 """A length read on the host decides the grid."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x, length):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(64), torch.tensor(48)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def double(X, Y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

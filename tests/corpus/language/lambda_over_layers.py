@@ -1,8 +1,5 @@
 """A reference whose lambda refers to its layers, and an answer in all bits of fp32."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, width):
@@ -26,12 +23,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def linear(X, W, B, R, Y, M, N, K, UP: tl.constexpr, BLOCK: tl.constexpr):
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

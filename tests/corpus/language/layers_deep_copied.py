@@ -2,9 +2,6 @@
 
 import copy
 
-import torch
-import torch.nn as nn
-
 
 class Block(nn.Module):
     def __init__(self, dim):
@@ -37,11 +34,6 @@ def get_init_inputs():
 
 # candidate
 import copy
-
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
 
 
 @triton.jit

@@ -1,8 +1,5 @@
 """Several functions of libdevice at once."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -19,17 +16,7 @@ def get_inputs():
     return [torch.randn(256)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 from triton.language.extra import libdevice as ld
 
 

@@ -1,8 +1,5 @@
 """A helper of scalars that is not inlined, so that the module has a call."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -14,17 +11,7 @@ def get_inputs():
     return [torch.randn(13, 30)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit(noinline=True)
 def cube(n):
     return n * n * n

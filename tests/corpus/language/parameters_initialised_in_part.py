@@ -1,8 +1,5 @@
 """Token embedding with a padding row, times a gain: constructors that initialise parts in place."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, num_tokens, dim):
@@ -26,12 +23,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def embed_kernel(tokens, table, gain, out, dim, BLOCK: tl.constexpr):
     at = tl.program_id(0)

@@ -1,8 +1,5 @@
 """How many elements are positive decides the shape of the output, which differs from set to set."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(12, 40)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def count_up(X, Ends, n, BLOCK: tl.constexpr):
     before = tl.zeros((), tl.int32)

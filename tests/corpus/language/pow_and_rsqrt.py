@@ -1,8 +1,5 @@
 """Power by libdevice and reciprocal roots, with fp16 arithmetic kept in fp16."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x, h):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.rand(200) + 0.1, torch.randn(200).half()]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 from triton.language.extra import libdevice
 
 

@@ -1,7 +1,5 @@
 """A two-layer perceptron of three launches with a workspace."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -24,12 +22,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def gelu(x):
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))

@@ -1,8 +1,5 @@
 """Sums of columns under a spin lock, as in the layer-norm tutorial."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(24, 30)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def locked(X, Y, Lock, Count, C, BLOCK: tl.constexpr):
     r = tl.program_id(0)

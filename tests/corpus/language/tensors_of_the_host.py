@@ -1,8 +1,6 @@
 """Code that makes tensors on the host: by a generator of its own, by numpy."""
 
 import numpy as np
-import torch
-import torch.nn as nn
 
 
 class Model(nn.Module):
@@ -28,10 +26,6 @@ def get_init_inputs():
 
 # candidate
 import numpy as np
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
 
 
 @triton.jit

@@ -1,8 +1,5 @@
 """A kernel with a tuple of tensors and a tuple of scalars as arguments."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b, c):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(200), torch.randn(200), torch.randn(200)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def combine(inputs, weights, Y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

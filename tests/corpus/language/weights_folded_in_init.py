@@ -1,8 +1,5 @@
 """Weights are transposed once, in __init__."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, n_in, n_out):
@@ -22,12 +19,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def product(X, WT, Y, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
     m = tl.program_id(0) * BM + tl.arange(0, BM)

@@ -1,8 +1,5 @@
 """Concatenation of two tensors along the last axis, written by one kernel."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(9, 20), torch.randn(9, 13)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def concat(A, B, Y, NA, NB, BLOCK: tl.constexpr):
     r = tl.program_id(0)

@@ -1,7 +1,5 @@
 """One-hot vectors of int64, by comparison."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randint(0, 12, (5, 7))]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def one_hot(X, Y, n, C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
     m = tl.program_id(0) * BM + tl.arange(0, BM)

@@ -1,8 +1,5 @@
 """Permutation of four axes through strides, int16."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randint(-1000, 1000, (2, 5, 6, 7), dtype=torch.int16)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def permute(X, Y, n, s1, s2, s3, d1, d2, d3, BLOCK: tl.constexpr, s0=0):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,8 +1,5 @@
 """A kernel over a sliced, non-contiguous view without a copy."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(4, 10, 12)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def scale(X, Y, sb, sh, sw, H, W, BH: tl.constexpr, BW: tl.constexpr):
     b = tl.program_id(0)

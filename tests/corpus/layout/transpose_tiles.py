@@ -1,8 +1,5 @@
 """Transposition by tiles."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(45, 70)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def transpose(X, Y, M, N, B: tl.constexpr):
     m = tl.program_id(0) * B + tl.arange(0, B)

@@ -1,7 +1,5 @@
 """Cosine similarity of rows, three sums in one pass."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(19, 130), torch.randn(19, 130)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def cosine(a_ptr, b_ptr, out_ptr, n, BLOCK: tl.constexpr):
     row = tl.program_id(0)

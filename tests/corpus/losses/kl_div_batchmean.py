@@ -1,7 +1,5 @@
 """KL divergence of log-probabilities, batch mean by atomics."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(16, 40), torch.randn(16, 40)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def log_softmax_row(x):
     z = x - tl.max(x, 0)

@@ -1,8 +1,5 @@
 """Batched product with a three-dimensional tl.dot."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(6, 32, 24), torch.randn(6, 24, 32)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def bmm(
     A,

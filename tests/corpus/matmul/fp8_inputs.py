@@ -1,8 +1,5 @@
 """Product of fp8 (e4m3) operands with one scale each."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b, scale):
@@ -15,17 +12,7 @@ def get_inputs():
     return [a, b, 0.25]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def fp8_matmul(A, B, C, scale, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     rm = tl.program_id(0) * BM + tl.arange(0, BM)

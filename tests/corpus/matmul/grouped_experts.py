@@ -1,8 +1,5 @@
 """Products of tokens with the weights of their experts; tokens are sorted by expert."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, experts, n_in, n_out):
@@ -22,12 +19,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def expert_kernel(X, W, E, Y, T, K: tl.constexpr, N: tl.constexpr, BT: tl.constexpr):
     expert = tl.program_id(1)

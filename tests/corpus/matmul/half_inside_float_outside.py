@@ -1,8 +1,5 @@
 """A product in half precision between float32 tensors, and one of bf16 tensors returned as float32."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b, c, d):
@@ -14,17 +11,7 @@ def get_inputs():
     return [a, b, torch.randn(32, 64).bfloat16(), torch.randn(64, 32).bfloat16()]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def matmul_kernel(
     a_ptr,

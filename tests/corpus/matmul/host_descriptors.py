@@ -1,8 +1,5 @@
 """Product of a matrix and a transposed one by tensor descriptors made on the host."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(48, 64).half(), torch.randn(40, 64).half()]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 

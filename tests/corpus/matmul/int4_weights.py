@@ -1,8 +1,5 @@
 """Product with 4-bit weights packed in int32, unpacked by shifts, with group scales."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x, packed, scales):
@@ -17,17 +14,7 @@ def get_inputs():
     return [torch.randn(16, 64), packed, torch.rand(2, 32)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def w4_matmul(
     X, W, S, Y, N, K, GROUP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr

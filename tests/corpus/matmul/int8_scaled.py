@@ -1,8 +1,5 @@
 """Product of int8 matrices with scales for rows and columns."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b, sa, sb):
@@ -15,17 +12,7 @@ def get_inputs():
     return [a, b, torch.rand(40), torch.rand(48)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def int8_matmul(A, B, SA, SB, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     rm = tl.program_id(0) * BM + tl.arange(0, BM)

@@ -1,8 +1,5 @@
 """Linear layer plus a low-rank update in one kernel."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x, w, a, b, alpha):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(32, 64), torch.randn(64, 48), torch.randn(64, 16), torch.randn(16, 48), 0.5]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def lora(
     X,

@@ -1,8 +1,5 @@
 """Product of lower triangular matrices; blocks above the diagonal are skipped."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.tril(torch.randn(80, 80)), torch.tril(torch.randn(80, 80))]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def tril_matmul(A, B, C, N, BLOCK: tl.constexpr):
     pm, pn = tl.program_id(0), tl.program_id(1)

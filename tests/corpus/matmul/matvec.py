@@ -1,8 +1,5 @@
 """Matrix times vector, reduction along rows without tl.dot."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(100, 333), torch.randn(333)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def gemv(A, X, Y, M, N, BM: tl.constexpr, BN: tl.constexpr):
     rm = tl.program_id(0) * BM + tl.arange(0, BM)

@@ -1,8 +1,5 @@
 """Persistent product: fewer programs than tiles, flattened tile loop."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(80, 64).to(torch.bfloat16), torch.randn(96, 64).to(torch.bfloat16)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def _compute_pid(tile_id, num_pid_in_group, num_pid_m, GROUP: tl.constexpr):
     group_id = tile_id // num_pid_in_group

@@ -1,8 +1,5 @@
 """Split-K with atomic additions into a zeroed output, TF32 operands."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(32, 256), torch.randn(256, 32)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def split_k(
     A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr

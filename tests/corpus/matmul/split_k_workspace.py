@@ -1,8 +1,5 @@
 """Split-K with partial products in a workspace and a reduction kernel."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(24, 200), torch.randn(200, 40)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def partial(A, B, P, M, N, K, KS, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     rm = tl.program_id(0) * BM + tl.arange(0, BM)

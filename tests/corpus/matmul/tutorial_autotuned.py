@@ -1,8 +1,5 @@
 """Autotuned product with grouped ordering of blocks, as in the tutorial; fp16 in and out."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, b):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(70, 96).half(), torch.randn(96, 90).half()]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 def get_configs():
     return [
         triton.Config(

@@ -1,8 +1,5 @@
 """Residual add in place of a copy and RMS norm, two outputs, several rows a program."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, n):
@@ -23,12 +20,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def add_norm(
     X, R, W, Y, H, M, N: tl.constexpr, eps: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr

@@ -1,8 +1,5 @@
 """A linear layer with BatchNorm folded in, which skips tiles that a mask leaves out."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     """Linear and BatchNorm in eval mode on the rows that a mask keeps."""
@@ -36,12 +33,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def kernel(x, w, b, keep, y, N: tl.constexpr, B: tl.constexpr):
     r = tl.program_id(0) * B + tl.arange(0, B)

@@ -1,8 +1,5 @@
 """Batch norm at inference, folded to a scale and a shift in the kernel."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, channels):
@@ -25,12 +22,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def bn_relu(X, Y, mean, var, weight, bias, eps, spatial, C, BLOCK: tl.constexpr):
     plane = tl.program_id(0)

@@ -1,8 +1,5 @@
 """BatchNorm in training: running statistics and the counter of batches are updated in place."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self):
@@ -17,17 +14,7 @@ def get_inputs():
     return [torch.randn(32, 8)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def kernel(x, w, b, rm, rv, count, y, N: tl.constexpr, C: tl.constexpr):
     c = tl.program_id(0)

@@ -1,8 +1,5 @@
 """Division by the Frobenius norm: partial sums, then one program that adds them."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.rand(12, 10, 30)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def partial(x, sums, n, BLOCK: tl.constexpr):
     pid = tl.program_id(0)

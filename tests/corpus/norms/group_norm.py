@@ -1,8 +1,5 @@
 """Group norm over NCHW, one program for each group."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, groups, channels):
@@ -22,12 +19,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def group_norm(
     x_ptr,

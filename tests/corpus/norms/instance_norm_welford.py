@@ -1,7 +1,5 @@
 """Instance norm with a Welford reduction of tuples over a loop."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(2, 5, 11, 13) * 3 + 2]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def welford(mean_a, m2_a, n_a, mean_b, m2_b, n_b):
     delta = mean_b - mean_a

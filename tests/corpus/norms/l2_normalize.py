@@ -1,7 +1,5 @@
 """L2 normalisation along the first axis, by columns."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(90, 50)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def normalize(x_ptr, y_ptr, rows, cols, BR: tl.constexpr, BC: tl.constexpr):
     c = tl.program_id(0) * BC + tl.arange(0, BC)

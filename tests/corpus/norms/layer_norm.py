@@ -1,8 +1,5 @@
 """Layer norm of rows that fit into one block."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, n):
@@ -22,12 +19,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def layer_norm(X, Y, W, B, stride, N, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0)

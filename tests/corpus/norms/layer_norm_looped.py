@@ -1,8 +1,5 @@
 """Layer norm in three loops over a long row, with the mean and rstd as outputs, as in the tutorial."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x, w, b):
@@ -15,17 +12,7 @@ def get_inputs():
     return [torch.randn(9, 700) + 1, torch.rand(700), torch.rand(700)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def _layer_norm_fwd_fused(X, Y, W, B, Mean, Rstd, stride, N, eps, BLOCK_SIZE: tl.constexpr):
     row = tl.program_id(0)

@@ -1,7 +1,5 @@
 """Global average pooling over planes."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(3, 7, 17, 19)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def mean_plane(x, y, n, BLOCK: tl.constexpr):
     p = tl.program_id(0)

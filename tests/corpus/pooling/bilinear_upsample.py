@@ -1,7 +1,5 @@
 """Bilinear upsampling by two without aligned corners."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(2, 3, 7, 9)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def upsample(X, Y, H, W, BLOCK: tl.constexpr):
     plane = tl.program_id(0)

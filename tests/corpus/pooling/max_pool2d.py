@@ -1,7 +1,5 @@
 """Max pooling with indices as a second output."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(2, 3, 12, 15)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def max_pool(X, Y, IDX, H, W, OH, OW, BLOCK: tl.constexpr):
     plane = tl.program_id(0)

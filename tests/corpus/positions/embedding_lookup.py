@@ -1,8 +1,5 @@
 """Embedding lookup with positions added and a padding index."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def __init__(self, vocabulary, length, dim):
@@ -24,12 +21,6 @@ def get_init_inputs():
 
 
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def embed(IDS, TOK, POS, Y, T, D, BLOCK: tl.constexpr):
     i = tl.program_id(0)

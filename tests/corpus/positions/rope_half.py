@@ -1,8 +1,5 @@
 """Rotary embedding of halves, in place on a copy, in the manner of Unsloth."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, q, cos, sin):
@@ -17,17 +14,7 @@ def get_inputs():
     return [torch.randn(2, 10, 3, 32), angle.cos(), angle.sin()]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 ROPE_GROUP_SIZE = 2
 
 

@@ -1,8 +1,5 @@
 """Rotary embedding of neighbouring pairs by split and join; the angles are made in the kernel."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -18,17 +15,7 @@ def get_inputs():
     return [torch.randn(2, 12, 32)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def rope(X, Y, T, D: tl.constexpr):
     row = tl.program_id(0)

@@ -1,8 +1,5 @@
 """Rotary embedding of the first tokens of each row, with tables loaded under a mask."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     """Rotary embedding of the first tokens of each row; the rest stays."""
@@ -22,17 +19,7 @@ def get_inputs():
     return [torch.randn(4, 32, 16), torch.tensor([32, 7, 19, 1])]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def kernel(x, lengths, c, s, y, T: tl.constexpr, H: tl.constexpr):
     row, t = tl.program_id(0), tl.program_id(1)

@@ -1,8 +1,5 @@
 """Sinusoidal embedding of time steps with libdevice functions."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, t):
@@ -15,17 +12,7 @@ def get_inputs():
     return [torch.randint(0, 1000, (9,))]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 from triton.language.extra import libdevice
 
 

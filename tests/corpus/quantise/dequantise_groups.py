@@ -1,8 +1,5 @@
 """Dequantisation of uint8 with zero points and scales for groups."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, q, scale, zero):
@@ -14,17 +11,7 @@ def get_inputs():
     return [q, torch.rand(32), torch.randint(0, 256, (32,)).float()]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def dequantise(Q, S, Z, Y, n, GROUP: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,8 +1,5 @@
 """Blockwise conversion to fp8 with scales in fp32, in the manner of DeepSeek."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -15,17 +12,7 @@ def get_inputs():
     return [torch.randn(12, 128)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def to_fp8(x_ptr, y_ptr, s_ptr, BLOCK_SIZE: tl.constexpr):
     pid = tl.program_id(axis=0)

@@ -1,8 +1,5 @@
 """Symmetric int8 quantisation of rows with rounding to nearest."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -14,17 +11,7 @@ def get_inputs():
     return [torch.randn(20, 100)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 from triton.language.extra import libdevice
 
 

@@ -1,8 +1,5 @@
 """Two 4-bit integers packed into a byte, and unpacked by bit operations."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -15,17 +12,7 @@ def get_inputs():
     return [torch.randint(0, 16, (10, 64), dtype=torch.uint8)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def pack(X, P, U, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

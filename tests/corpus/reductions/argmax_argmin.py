@@ -1,8 +1,5 @@
 """Argmax and argmin with the first index of ties."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(23, 100)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def arg(X, A, B, N, BLOCK: tl.constexpr):
     r = tl.program_id(0)

@@ -1,8 +1,5 @@
 """Sum of all elements in one launch: the last program to finish adds the partial sums."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(2000)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def total(X, PART, COUNT, Y, N, PROGRAMS, BLOCK: tl.constexpr, BP: tl.constexpr):
     p = tl.program_id(0)

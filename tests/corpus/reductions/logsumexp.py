@@ -1,8 +1,5 @@
 """Log-sum-exp over a long axis with blocks in a second launch."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(7, 500) * 4]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def part(X, M, S, N, BLOCKS, BLOCK: tl.constexpr):
     r, b = tl.program_id(0), tl.program_id(1)

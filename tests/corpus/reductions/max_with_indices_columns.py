@@ -1,8 +1,5 @@
 """Maximum and its index over columns, in a loop with a running pair."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(75, 40)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def column_max(X, V, I, R, C, BR: tl.constexpr, BC: tl.constexpr):
     c = tl.program_id(0) * BC + tl.arange(0, BC)

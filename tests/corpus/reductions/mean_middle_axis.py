@@ -1,8 +1,5 @@
 """Mean over a middle axis by strides."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(4, 37, 18)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def mean(X, Y, R, I, BR: tl.constexpr, BI: tl.constexpr):
     o = tl.program_id(0)

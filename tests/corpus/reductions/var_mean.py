@@ -1,8 +1,5 @@
 """Variance and mean of rows in one kernel, unbiased."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(14, 90) * 2 + 1]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def var_mean(X, V, M, N, BLOCK: tl.constexpr):
     r = tl.program_id(0)

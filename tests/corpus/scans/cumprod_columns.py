@@ -1,8 +1,5 @@
 """Running products along the first axis."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.rand(32, 40) + 0.5]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def cumprod(X, Y, N, C, BN: tl.constexpr, BC: tl.constexpr):
     n = tl.arange(0, BN)[:, None]

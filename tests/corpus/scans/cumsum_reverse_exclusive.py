@@ -1,8 +1,5 @@
 """Exclusive and reversed running sums, two outputs."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randint(-9, 9, (6, 100), dtype=torch.int32).float()]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def both(X, A, B, N, BLOCK: tl.constexpr):
     o = tl.program_id(0) * N + tl.arange(0, BLOCK)

@@ -1,8 +1,5 @@
 """Running sums of rows in blocks, with the sum so far carried from block to block."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(11, 300)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def cumsum(X, Y, N, BLOCK: tl.constexpr):
     row = tl.program_id(0)

@@ -1,7 +1,5 @@
 """Gated delta rule, one head's state as a matrix in registers."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -22,17 +20,7 @@ def get_inputs():
     return [torch.randn(3, 18, 16), k, torch.randn(3, 18, 16), torch.rand(3, 18)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def delta_rule(q, k, v, beta, o, T, D: tl.constexpr):
     i_b = tl.program_id(0)

@@ -1,8 +1,5 @@
 """First-order linear recurrence by an associative scan of pairs."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, a, x):
@@ -17,17 +14,7 @@ def get_inputs():
     return [torch.rand(5, 60), torch.randn(5, 60)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def combine(a1, b1, a2, b2):
     return a1 * a2, a2 * b1 + b2

@@ -1,8 +1,5 @@
 """State space recurrence of Mamba over time with a state of sixteen."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, u, delta, A, B, C):
@@ -24,17 +21,7 @@ def get_inputs():
     ]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def selective(U, DELTA, A, B, C, Y, T, D, S: tl.constexpr, BD: tl.constexpr):
     b = tl.program_id(0)

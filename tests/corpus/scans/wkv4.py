@@ -1,8 +1,5 @@
 """The WKV recurrence of RWKV-4 with a running maximum for stability."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, w, u, k, v):
@@ -22,17 +19,7 @@ def get_inputs():
     return [torch.rand(20), torch.randn(20), torch.randn(2, 15, 20), torch.randn(2, 15, 20)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def wkv(W, U, K, V, Y, T, C, BC: tl.constexpr):
     b = tl.program_id(0)

@@ -1,7 +1,5 @@
 """Log-softmax along a middle axis, strides as constexpr."""
 
-import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -14,17 +12,7 @@ def get_inputs():
     return [torch.randn(4, 21, 30)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def kernel(X, Y, C: tl.constexpr, S: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr):
     b = tl.program_id(0)

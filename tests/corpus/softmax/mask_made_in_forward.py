@@ -1,8 +1,5 @@
 """A reference that makes its mask in forward and names no device."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, scores):
@@ -16,17 +13,7 @@ def get_inputs():
     return [torch.randn(6, 96, 96)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def causal_softmax(X, Y, N, BLOCK: tl.constexpr):
     line = tl.program_id(0)

@@ -1,8 +1,5 @@
 """Softmax of long rows in two passes with a running maximum."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(6, 1000)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def online(X, Y, N, BLOCK: tl.constexpr):
     row = tl.program_id(0)

@@ -1,8 +1,5 @@
 """A permutation of each row by tl.gather."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x, index):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(6, 64), torch.randint(0, 64, (6, 64), dtype=torch.int32)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def permute(X, I, Y, N: tl.constexpr):
     o = tl.program_id(0) * N + tl.arange(0, N)

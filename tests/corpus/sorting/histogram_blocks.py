@@ -1,8 +1,5 @@
 """Histogram of integers: tl.histogram in blocks and atomic additions."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -14,17 +11,7 @@ def get_inputs():
     return [torch.randint(0, 32, (1000,), dtype=torch.int32)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def histogram(X, H, N, BINS: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

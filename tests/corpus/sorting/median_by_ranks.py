@@ -1,8 +1,5 @@
 """Median of rows without sorting: the element whose rank is the middle."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(12, 31)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def median(X, Y, N, BLOCK: tl.constexpr):
     r = tl.program_id(0)

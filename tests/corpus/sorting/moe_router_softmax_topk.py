@@ -1,8 +1,5 @@
 """Router of a mixture of experts: softmax, two best, normalised weights."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, logits):
@@ -15,17 +12,7 @@ def get_inputs():
     return [torch.randn(40, 8)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def router(L, W, I, T, E: tl.constexpr, BT: tl.constexpr):
     t = tl.program_id(0) * BT + tl.arange(0, BT)

@@ -1,8 +1,5 @@
 """Rows added to places given by an index."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x, index):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(50, 20), torch.randint(0, 10, (50,))]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def scatter_add(X, I, Y, C, BLOCK: tl.constexpr):
     r = tl.program_id(0)

@@ -1,8 +1,5 @@
 """Sorted rows by tl.sort."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(9, 50)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def sort_kernel(X, Y, N, BLOCK: tl.constexpr):
     r = tl.program_id(0)

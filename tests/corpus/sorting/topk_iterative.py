@@ -1,8 +1,5 @@
 """The k largest of a row by repeated argmax, values and indices."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(20, 60)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def topk(X, V, I, N, K: tl.constexpr, BLOCK: tl.constexpr):
     r = tl.program_id(0)

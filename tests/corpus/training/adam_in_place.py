@@ -1,8 +1,5 @@
 """Fused Adam step that writes parameters and moments in place."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, p, g, m, v):
@@ -16,17 +13,7 @@ def get_inputs():
     return [torch.randn(700), torch.randn(700), torch.randn(700), torch.rand(700)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def adam(P, G, M, V, lr, b1, b2, c1, c2, eps, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,8 +1,5 @@
 """Dropout with a mask of booleans and a scale."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, x, keep):
@@ -13,17 +10,7 @@ def get_inputs():
     return [torch.randn(900), torch.rand(900) < 0.7]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def _dropout(x_ptr, keep_ptr, y_ptr, n, p, BLOCK_SIZE: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)

@@ -1,8 +1,5 @@
 """Backward pass of layer norm, weight gradients by partial sums and a second kernel."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, dy, x, w):
@@ -18,17 +15,7 @@ def get_inputs():
     return [torch.randn(40, 50), torch.randn(40, 50), torch.rand(50)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def dx_kernel(DY, X, W, DX, DW, DB, M, N, GROUPS, BLOCK: tl.constexpr):
     group = tl.program_id(0)

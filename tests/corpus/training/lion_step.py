@@ -1,8 +1,5 @@
 """Lion's update into new tensors, with the sign by comparisons."""
 
-import torch
-import torch.nn as nn
-
 
 class Model(nn.Module):
     def forward(self, p, g, m):
@@ -14,17 +11,7 @@ def get_inputs():
     return [torch.randn(30, 30), torch.randn(30, 30), torch.randn(30, 30)]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def lion(P, G, M, P2, M2, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -1,9 +1,5 @@
 """Dropout by a seed: Philox as tl.rand has it, against the same in integers of torch."""
 
-import torch
-import torch.nn as nn
-
-
 MASK = 0xFFFFFFFF
 
 
@@ -36,17 +32,7 @@ def get_inputs():
     return [torch.randn(1000), 123456789012]
 
 
-def get_init_inputs():
-    return []
-
-
 # candidate
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-
 @triton.jit
 def _seeded_dropout(x_ptr, output_ptr, n_elements, p, seed, BLOCK_SIZE: tl.constexpr):
     pid = tl.program_id(axis=0)
