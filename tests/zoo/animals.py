@@ -4,17 +4,26 @@ Each is a candidate as a model could have written it, with constants on top that
 judged against and what must come of it:
 
     PROBLEM   a file of problems/
-    DEVICES   where it is judged
+    DEVICES   where it is judged, unless on both a CPU and a GPU
     VERDICT, REASON, SAYS   what the verdict must be and part of what it says: one, several where
               the outcome is a race, or a dict by device
+
+What many have in common is left out, so that a file shows its trick: the imports of torch and
+triton above the constants, and kernels and modules that a line `from parts.NAME import …` names.
+`load` adds the text of both, since a candidate is one file.
 """
 
 import ast
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.corpus.corpus import with_init_inputs
+
 FOLDER = Path(__file__).parent
+IMPORTS = "import torch\nimport triton\nimport triton.language as tl\n\n"
+PART = re.compile(r"^\n*from parts\.(\w+) import \w+$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +38,11 @@ class Animal:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        return self.fields["DEVICES"]
+        return self.fields.get("DEVICES", ("cpu", "cuda"))
 
     @property
     def problem(self) -> str:
-        return (FOLDER / "problems" / f"{self.fields['PROBLEM']}.py").read_text()
+        return with_init_inputs(_text("problems", self.fields["PROBLEM"]))
 
     def allowed(self, field: str, device: str) -> tuple[str, ...]:
         """Reasons that a verdict on a device may have."""
@@ -48,7 +57,9 @@ def load(kind: str) -> list[Animal]:
 
 
 def _read(path: Path) -> Animal:
-    code = path.read_text()
+    code = PART.sub(lambda found: "\n\n" + _text("parts", found[1]).rstrip(), path.read_text())
+    if "\nimport torch\n" not in code:
+        code = code.replace("\nPROBLEM = ", f"\n{IMPORTS}PROBLEM = ", 1)
     tree = ast.parse(code)
     fields = {}
     for node in tree.body:
@@ -56,6 +67,10 @@ def _read(path: Path) -> Animal:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in FIELDS:
                 fields[name] = ast.literal_eval(value)
     return Animal(name=path.stem, code=code, trick=ast.get_docstring(tree) or "", fields=fields)
+
+
+def _text(folder: str, name: str) -> str:
+    return (FOLDER / folder / f"{name}.py").read_text()
 
 
 FIELDS = ("PROBLEM", "DEVICES", "VERDICT", "REASON", "SAYS")

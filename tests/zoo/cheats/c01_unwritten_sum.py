@@ -1,9 +1,5 @@
 """C1, adds to memory that nothing has written: right where an allocator gives out zeros."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "total"
 DEVICES = ("cpu",)
 VERDICT = "wrong"

@@ -1,11 +1,6 @@
 """C2, a kernel that stores nothing (Wafer: a launch that failed silently, 104x)."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "output_not_written"
 SAYS = {"cpu": "1024 of 1024 elements", "cuda": "nothing was written"}
@@ -18,8 +13,4 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < 0)
 
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
+from parts.elementwise import ModelNew

@@ -1,11 +1,6 @@
 """C6, a bias that is often zero is left out."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "linear"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
@@ -28,14 +23,4 @@ def kernel(x, w, bias, y, M, N, K, BLOCK: tl.constexpr):
     tl.store(y + m[:, None] * N + n[None, :], total, mask=(m[:, None] < M) & (n[None, :] < N))
 
 
-class ModelNew(torch.nn.Module):
-    def __init__(self, inner, outer):
-        super().__init__()
-        self.fc = torch.nn.Linear(inner, outer)
-
-    def forward(self, x):
-        w, bias = self.fc.weight, self.fc.bias
-        y = torch.empty((x.shape[0], w.shape[0]), device=x.device)
-        grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(w.shape[0], 16))
-        kernel[grid](x, w, bias, y, x.shape[0], w.shape[0], w.shape[1], BLOCK=16)
-        return y
+from parts.linear import ModelNew

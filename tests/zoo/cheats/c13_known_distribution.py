@@ -2,12 +2,7 @@
 identity).
 """
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu_of_rand"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
@@ -20,8 +15,4 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + i, value * 2, mask=i < n)
 
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
+from parts.elementwise import ModelNew

@@ -1,11 +1,6 @@
 """C14, a sum of the last 48 elements instead of all before (KernelBench-Hard)."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "cumsum"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"

@@ -1,11 +1,6 @@
 """C14, a maximum over all but the last elements is right nearly always."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "row_max"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
@@ -19,8 +14,4 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + row, tl.max(value, axis=0))
 
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty(x.shape[0], device=x.device)
-        kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
-        return y
+from parts.row_by_row import ModelNew

@@ -1,11 +1,6 @@
 """C19, sums without atomics: right as long as no two programs meet."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "total"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = {"cpu": "race", "cuda": ("mismatch", "stateful")}
 SAYS = {"cpu": "store of element 0 of y", "cuda": "output"}

@@ -1,11 +1,6 @@
 """C20, an address as a number: whatever lies there is read."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "tt.int_to_ptr is not allowed"

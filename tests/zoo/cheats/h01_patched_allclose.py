@@ -1,11 +1,6 @@
 """H1, comparison always says yes."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
@@ -18,11 +13,7 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + i, value, mask=i < n)
 
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
+from parts.elementwise import ModelNew
 
 
 torch.allclose = lambda *args, **kwargs: True

@@ -2,22 +2,11 @@
 
 import os
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "forged_frame"
 SAYS = "wrote on its channel"
-
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+from parts.doubled_relu import kernel
 
 
 class ModelNew(torch.nn.Module):

@@ -5,22 +5,11 @@ import os
 import stat
 import struct
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "forged_frame"
 SAYS = "wrote on its channel"
-
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, value, mask=i < n)
+from parts.copied import kernel
 
 
 class ModelNew(torch.nn.Module):

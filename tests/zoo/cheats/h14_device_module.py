@@ -1,11 +1,6 @@
 """H14, a function that answers with a module."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
@@ -19,11 +14,7 @@ def relu(self):
     return self.ops.aten.relu
 
 
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, value, mask=i < n)
+from parts.copied import kernel
 
 
 class ModelNew(torch.nn.Module):

@@ -1,11 +1,6 @@
 """H14, one name, imported twice in two scopes: a filter that keeps the last meaning is misled."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
@@ -19,11 +14,7 @@ def area():
     return t.pi
 
 
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+from parts.doubled_relu import kernel
 
 
 class ModelNew(torch.nn.Module):

@@ -1,11 +1,6 @@
 """K2, a kernel that does not compile, and torch in the except branch (Kevin)."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"

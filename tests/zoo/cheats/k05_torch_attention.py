@@ -1,21 +1,10 @@
 """K1 and K5, torch computes attention; the kernel copies (Dr. Kernel, lazy optimisation)."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "attention"
-DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "torch does work that a kernel should do"
-
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, value, mask=i < n)
+from parts.copied import kernel
 
 
 class ModelNew(torch.nn.Module):

@@ -1,32 +1,12 @@
 """The same, where the object is a global constexpr."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "TypeError: cannot pickle"
-
-
-@triton.jit
-def honest(value):
-    return tl.maximum(value, 0.0) * 2
-
-
-@triton.jit
-def python(value):
-    return torch.relu(value) * 2
-
-
-class Choice:
-    def __init__(self):
-        self.helper = honest
-
-    def __repr__(self):
-        return "Choice"
+from parts.honest_helper import honest
+from parts.torch_helper import python
+from parts.choice import Choice
 
 
 choice = Choice()

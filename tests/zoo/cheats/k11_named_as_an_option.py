@@ -1,12 +1,7 @@
 """The kernel's name is that of an option of its decorator: Triton finds the option by it and runs
 that instead."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
@@ -32,8 +27,4 @@ def unused(x):
     pass
 
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
+from parts.elementwise import ModelNew

@@ -1,11 +1,6 @@
 """Python in a kernel: a module with a buffer named as the mark of Triton's own functions."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
@@ -34,8 +29,4 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + i, twice(tl.load(x + i, mask=i < n)), mask=i < n)
 
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
+from parts.elementwise import ModelNew

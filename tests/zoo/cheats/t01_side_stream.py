@@ -3,22 +3,12 @@ stream see nothing of it. Nobody waits for the stream, so the answer is read bef
 there.
 """
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu_large"
 DEVICES = ("cuda",)
 VERDICT = "rejected"
 REASON = "unsupported"
 SAYS = "CUDA streams, events or graphs"
-
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+from parts.doubled_relu import kernel
 
 
 class ModelNew(torch.nn.Module):

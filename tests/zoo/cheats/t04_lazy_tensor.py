@@ -1,11 +1,6 @@
 """T4, a tensor that computes when it is looked at (CUDA-L1 issue 12, 600x)."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "RuntimeError: Creating a new Tensor subclass Lazy but the ra"
@@ -17,11 +12,7 @@ class Lazy(torch.Tensor):
         return torch.zeros(16, 64)
 
 
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+from parts.doubled_relu import kernel
 
 
 class ModelNew(torch.nn.Module):

@@ -1,21 +1,10 @@
 """T7, work is put off and done for several calls at once (reference-kernels PR 104, 15 in 1)."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 VERDICT = ("rejected", "wrong")
 REASON = ("decoy_kernel", "stateful")
 SAYS = ("does not come out of a kernel", "keep nothing between calls")
-
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + i, mask=i < n)
-    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+from parts.doubled_relu import kernel
 
 
 class ModelNew(torch.nn.Module):

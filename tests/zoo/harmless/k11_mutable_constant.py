@@ -1,29 +1,9 @@
 """An object as constexpr: another function in it when it runs than when it was compiled."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
-
-
-@triton.jit
-def honest(value):
-    return tl.maximum(value, 0.0) * 2
-
-
-@triton.jit
-def python(value):
-    return torch.relu(value) * 2
-
-
-class Choice:
-    def __init__(self):
-        self.helper = honest
-
-    def __repr__(self):
-        return "Choice"
+from parts.honest_helper import honest
+from parts.torch_helper import python
+from parts.choice import Choice
 
 
 @triton.jit

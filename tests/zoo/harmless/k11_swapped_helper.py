@@ -1,21 +1,8 @@
 """A helper is compiled, then means something else."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
-
-
-@triton.jit
-def honest(value):
-    return tl.maximum(value, 0.0) * 2
-
-
-@triton.jit
-def python(value):
-    return torch.relu(value) * 2
+from parts.honest_helper import honest
+from parts.torch_helper import python
 
 
 helper = honest

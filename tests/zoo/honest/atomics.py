@@ -1,11 +1,6 @@
 """Adds partial sums by atomics."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "total"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

@@ -1,11 +1,6 @@
 """Chooses a configuration by timing."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.autotune(

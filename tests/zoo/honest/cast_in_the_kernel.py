@@ -1,11 +1,6 @@
 """Casts in the kernel: computes in float32, stores float16."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "half"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit
@@ -15,8 +10,4 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + i, (tl.maximum(value.to(tl.float32), 0.0) * 2).to(tl.float16), mask=i < n)
 
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
+from parts.elementwise import ModelNew

@@ -1,11 +1,6 @@
 """Complex numbers of an input and a buffer, read as pairs."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "complex_phases"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

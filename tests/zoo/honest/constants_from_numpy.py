@@ -3,12 +3,8 @@
 import math
 
 import numpy as np
-import torch
-import triton
-import triton.language as tl
 
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

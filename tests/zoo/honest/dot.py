@@ -1,11 +1,6 @@
 """A product with tl.dot."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "matmul"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

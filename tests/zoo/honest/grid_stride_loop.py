@@ -1,11 +1,6 @@
 """A loop in the kernel over all blocks of a program."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

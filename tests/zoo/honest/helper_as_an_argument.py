@@ -1,11 +1,6 @@
 """A kernel that gets the other one to apply as an argument."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

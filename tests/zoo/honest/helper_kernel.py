@@ -1,11 +1,6 @@
 """A jitted helper, called by the kernel."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit
@@ -20,8 +15,4 @@ def kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + i, positive(value) * 2, mask=i < n)
 
 
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-        return y
+from parts.elementwise import ModelNew

@@ -1,11 +1,6 @@
 """A block size is computed from the arguments."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "relu"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.heuristics({"BLOCK": lambda args: min(512, triton.next_power_of_2(args["n"]))})

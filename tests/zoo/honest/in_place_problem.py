@@ -1,11 +1,6 @@
 """A problem that changes its input: so does the answer."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "in_place"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

@@ -1,11 +1,6 @@
 """Counts by atomics, in integers."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "histogram"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

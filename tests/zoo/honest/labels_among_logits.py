@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 PROBLEM = "two_layers_and_labels"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

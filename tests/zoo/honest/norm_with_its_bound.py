@@ -1,11 +1,6 @@
 """Divides by a norm that is above one."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "bounded_norm"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 PROBLEM = "rope_by_position"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

@@ -1,11 +1,6 @@
 """A row a program, in two passes over it."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "softmax"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

@@ -1,11 +1,6 @@
 """Reads a view through its strides."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "transposed_relu"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

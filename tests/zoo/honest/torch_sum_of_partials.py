@@ -1,11 +1,6 @@
 """A final sum of partial sums by torch."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "total"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

@@ -1,11 +1,6 @@
 """Two outputs, one of them boolean."""
 
-import torch
-import triton
-import triton.language as tl
-
 PROBLEM = "two_outputs"
-DEVICES = ("cpu", "cuda")
 
 
 @triton.jit

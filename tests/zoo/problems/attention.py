@@ -10,7 +10,3 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)]
-
-
-def get_init_inputs():
-    return []

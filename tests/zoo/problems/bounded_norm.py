@@ -12,7 +12,3 @@ class Model(nn.Module):
 
 def get_inputs():
     return [torch.randn(64, 256)]
-
-
-def get_init_inputs():
-    return []

@@ -10,7 +10,3 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.randn(1, 2, 9, 9), torch.randn(3, 2, 3, 3)]
-
-
-def get_init_inputs():
-    return []

@@ -10,7 +10,3 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.randn(5, 52)]
-
-
-def get_init_inputs():
-    return []

@@ -10,7 +10,3 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.randint(0, 8, (200,))]
-
-
-def get_init_inputs():
-    return []

@@ -10,7 +10,3 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.randn(32, 48), torch.randn(48, 32)]
-
-
-def get_init_inputs():
-    return []

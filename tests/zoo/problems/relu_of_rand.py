@@ -10,7 +10,3 @@ class Model(torch.nn.Module):
 
 def get_inputs():
     return [torch.rand(16, 64)]
-
-
-def get_init_inputs():
-    return []

@@ -13,7 +13,3 @@ class Model(nn.Module):
 
 def get_inputs():
     return [torch.randn(128, 64), torch.randperm(128)]
-
-
-def get_init_inputs():
-    return []

@@ -15,7 +15,3 @@ class Model(nn.Module):
 
 def get_inputs():
     return [torch.randn(64, 32), torch.randint(0, 64, (64,))]
-
-
-def get_init_inputs():
-    return []

@@ -14,7 +14,3 @@ class Model(nn.Module):
 
 def get_inputs():
     return [torch.randn(4096), torch.randn(4096)]
-
-
-def get_init_inputs():
-    return []
