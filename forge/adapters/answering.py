@@ -8,9 +8,10 @@ to start.
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio.to_thread
 
@@ -18,28 +19,21 @@ from forge.adapters.subjects import find_code
 from forge.adapters.verdict import ProtocolResult, Reward, ShapeResult
 from forge.adapters.verdict import Verdict as PublicVerdict
 from forge.config.keys import validated
-from forge.config.schema import PromptTable, RewardTable
-from forge.data.prompts.prompt_set import make_prompts
+from forge.config.schema import JudgeTable, PromptTable, RewardTable
+from forge.data.answers import Extraction
+from forge.data.prompts.prompt_set import PromptSet, make_prompts
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.words import clean
 from forge.evalpool.judge.trial.source import check_source
-from forge.evalpool.pool import open_private_pool
+from forge.evalpool.pool import Pool, open_private_pool
 from forge.process.ask import LOOP_BYTES
 from forge.process.child import thread_for_children
+from forge.process.devices import Gpu
 from forge.records import Reason, Status, Timing, Verdict
+from forge.records.problem import ReferenceModule
 from forge.records.verdict import TIMING_FIELDS
 from forge.rollout.play import verdict_without_code
 from forge.rollout.rewards import reward_terms
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-
-    from forge.config.schema import JudgeTable
-    from forge.data.answers import Extraction
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.evalpool.pool import Pool
-    from forge.process.devices import Gpu
-    from forge.records.problem import ReferenceModule
 
 MAX_DETAIL = 500
 NOT_RUN = "not run"

@@ -9,36 +9,29 @@ from __future__ import annotations
 import threading
 from asyncio import CancelledError, wrap_future
 from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from forge.adapters.answering import open_answering
+from forge.adapters.answering import Answering, open_answering
 from forge.adapters.settings import JudgeSettings, checked_constants
-from forge.adapters.subjects import known_problems, read_answer, read_problem
+from forge.adapters.subjects import KnownProblems, known_problems, read_answer, read_problem
+from forge.adapters.verdict import Verdict
+from forge.config.schema import JudgeTable
 from forge.data.problem_files import Overrides
 from forge.errors import ConfigError, ForgeError, MachineError
+from forge.process.devices import Gpu
+from forge.records.problem import ReferenceModule
 
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
-    from concurrent.futures import Future
-    from pathlib import Path
-    from typing import TypeAlias
+Subject: TypeAlias = str | Path | ReferenceModule
 
-    from anyio.from_thread import BlockingPortal
-
-    from forge.adapters.answering import Answering
-    from forge.adapters.subjects import KnownProblems
-    from forge.adapters.verdict import Verdict
-    from forge.config.schema import JudgeTable
-    from forge.process.devices import Gpu
-    from forge.records.problem import ReferenceModule
-
-    Subject: TypeAlias = str | Path | ReferenceModule
 
 AHEAD = 2
 """Judgements of `judge_many` that are started for each one that can run."""

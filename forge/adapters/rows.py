@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forge.adapters.subjects import known_problems, problem_names
 from forge.config.keys import one_of
 from forge.config.schema import PromptTable
+from forge.config.schema.problems import RowFormat
 from forge.config.schema.rollout import PresetName
 from forge.data.prompts.prompt_set import make_prompts
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.config.schema.problems import RowFormat
 
 
 def kernel_rows(

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.adapters.verdict import Verdict
 from forge.client import Judge, Unavailable
 from forge.errors import ConfigError
 from forge.rollout.rewards.formulas import turn_returns
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.adapters.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -11,18 +11,19 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from forge.config.schema.problems import SourceTable
+from forge.config.schema.problems import RowFormat, SourceTable
 from forge.data.answers import Extraction, defines, extract, is_cuda, parse
 from forge.data.pairs.rows import SUFFIXES
 from forge.data.problem_files import (
     Overrides,
+    ProblemFile,
     find_files,
     find_mistakes,
     find_problem,
@@ -37,12 +38,6 @@ from forge.data.sources.loading import read_source as read_rows
 from forge.errors import ConfigError
 from forge.records import Problem, Reason, Split
 from forge.records.problem import ReferenceModule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from forge.config.schema.problems import RowFormat
-    from forge.data.problem_files import ProblemFile
 
 logger = logging.getLogger(__name__)
 

@@ -15,30 +15,25 @@ from __future__ import annotations
 import base64
 import logging
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 
 from forge.cluster.host import NodeHost
 from forge.cluster.nodes import NO_FORGE, cause_line, connect, explain, list_nodes, survey
-from forge.cluster.weights import pack, touch, weights_key
+from forge.cluster.weights import Manifest, pack, touch, weights_key
 from forge.errors import ForgeError, MachineError
 from forge.process.lease import hold_lease
 from forge.process.server.door import Door, read_object
 from forge.process.server.serving import serve
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-    from forge.cluster.weights import Manifest
 
 logger = logging.getLogger(__name__)
 

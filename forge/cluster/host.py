@@ -17,30 +17,25 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from forge.cluster.nodes import import_ray, list_nodes, node_facts
 from forge.cluster.order import WORK, Order, Place, child_of
-from forge.cluster.weights import touch, unpack
+from forge.cluster.weights import Manifest, touch, unpack
 from forge.errors import ForgeError, MachineError
 from forge.origin import source_digest
-from forge.process.child import open_child, thread_for_children
+from forge.process.child import Child, open_child, thread_for_children
 from forge.process.devices import VISIBILITY_VARIABLES, inventory
 from forge.process.gpu_locks import claim
 from forge.process.lease import take_parents_priority
 from forge.process.server.listening import port_file
 from forge.process.sockets import open_private_dir
 from forge.train.handle import FAILURE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.cluster.weights import Manifest
-    from forge.process.child import Child
 
 NEWS_S = 5.0
 """Maximum wait for news before an empty answer."""

@@ -12,19 +12,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from forge.config.schema import JudgeTable
 from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
 from forge.evalpool.keeper import judge_spec
 from forge.evalpool.pool import CPU_CAPACITY
+from forge.process.child import ChildSpec
+from forge.process.devices import Gpu
 from forge.serve.replicas import spec_elsewhere
 from forge.train.handle import ranks_spec
-
-if TYPE_CHECKING:
-    from forge.process.child import ChildSpec
-    from forge.process.devices import Gpu
 
 WORK = "work"
 """Directory of a child's own files, in its host's."""

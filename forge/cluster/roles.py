@@ -15,34 +15,27 @@ have room.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.cluster.cluster import Cluster, Hosted
+from forge.config.schema import ClusterTable, JudgeTable, ServeTable
 from forge.errors import ChildDied, MachineError, NoRoom
 from forge.evalpool.keeper import READY_TIMEOUT_S, Link, ask_health
-from forge.evalpool.pool import request_timeout_s
+from forge.evalpool.pool import OpenElsewhere, request_timeout_s
 from forge.evalpool.wire import NoAnswer
 from forge.process.ask import open_url_client
-from forge.process.child import describe_exit
+from forge.process.child import ChildSpec, describe_exit
 from forge.serve.client import ReplicaClient
 from forge.serve.engines import start_timeout_s
+from forge.serve.replica import EngineElsewhere, OpenEngineElsewhere
 from forge.serve.replicas import settings_elsewhere
-from forge.train.handle import files_of, most_others, split_job
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from forge.cluster.cluster import Cluster, Hosted
-    from forge.config.schema import ClusterTable, JudgeTable, ServeTable
-    from forge.evalpool.pool import OpenElsewhere
-    from forge.process.child import ChildSpec
-    from forge.serve.replica import EngineElsewhere, OpenEngineElsewhere
-    from forge.train.handle import TrainerJob
+from forge.train.handle import TrainerJob, files_of, most_others, split_job
 
 MARGIN_S = 10.0
 """Added to a child's own limit, so that its error arrives before the broker counts as silent."""

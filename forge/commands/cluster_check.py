@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.cluster.cluster import open_cluster
 from forge.cluster.nodes import NO_FORGE_LINE, RANKS_NEED, Node
 from forge.commands.doctor.probe import Finding, error, warning
+from forge.config.schema import Experiment
 from forge.errors import ConfigError, pip_install
 from forge.origin import installed_versions, source_digest
 from forge.process.sockets import open_socket_dir
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from forge.config.schema import Experiment
-
 
 JUDGE_PACKAGES = ("torch", "triton")
 """Packages that each judge needs, and on whose versions verdicts depend."""

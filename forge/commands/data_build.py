@@ -15,10 +15,11 @@ import gzip
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -26,6 +27,7 @@ import xxhash
 
 from forge.commands.counter import open_counter
 from forge.commands.data_folder import OutputFolder, common_facts
+from forge.config.schema.build import DataBuild
 from forge.data.build.choice import Choice, HeldoutProblems
 from forge.data.build.output import (
     HELDOUT,
@@ -34,6 +36,7 @@ from forge.data.build.output import (
     TRAIN,
     LeftOutRow,
     ResultLog,
+    RowFile,
     counted,
     describe_steps,
     explained,
@@ -47,20 +50,13 @@ from forge.data.build.output import (
 from forge.data.build.steps import RowSteps, Step
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.rows import DROPPED, all_rows
+from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError, MachineError
-from forge.evalpool.pool import open_private_pool
+from forge.evalpool.pool import Pool, open_private_pool
 from forge.process.devices import inventory
 from forge.records import Problem, Split, Status
 from forge.runner.prepare.hub import locate_build
 from forge.runner.prepare.prompt_facts import prompts_for
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
-
-    from forge.config.schema.build import DataBuild
-    from forge.data.build.output import RowFile
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.evalpool.pool import Pool
 
 MAX_EXPLAINED = 5
 IN_FLIGHT = 32

@@ -17,21 +17,22 @@ import json
 import logging
 import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
 from forge.adapters.settings import JudgeSettings
-from forge.commands.counter import open_counter
+from forge.commands.counter import Advance, open_counter
 from forge.commands.data_folder import OUTPUTS, OutputFolder, common_facts
 from forge.config.keys import one_of
-from forge.config.schema import PromptTable
+from forge.config.schema import JudgeTable, PromptTable
 from forge.config.schema.build import SplitTable
 from forge.config.schema.rollout import PresetName
 from forge.data.build.choice import HeldoutProblems
@@ -58,28 +59,19 @@ from forge.data.harvest.harvested import (
     problem_row,
     write_card,
 )
-from forge.data.harvest.records import Found, Rejected
+from forge.data.harvest.records import Found, HarvestSource, Rejected
 from forge.data.harvest.sieve import HELDOUT_SIMILARITY, Sieve
 from forge.data.harvest.sizes import SizeGroup, replaced, size_groups
 from forge.data.harvest.sources import open_sources
 from forge.data.mistakes import broken
 from forge.data.pairs.rows import DROPPED
+from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError, MachineError
-from forge.evalpool.pool import open_private_pool
-from forge.records import Problem, Split, Status
+from forge.evalpool.pool import Pool, open_private_pool
+from forge.records import Problem, Split, Status, Verdict
 from forge.records.problem import Shape
 from forge.runner.prepare.hub import locate_data_set
 from forge.runner.prepare.prompt_facts import prompts_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from forge.commands.counter import Advance
-    from forge.config.schema import JudgeTable
-    from forge.data.harvest.records import HarvestSource
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.evalpool.pool import Pool
-    from forge.records import Verdict
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.jsonl"

@@ -6,23 +6,25 @@ each is judged here, and the conversation goes on as in a rollout.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from forge.adapters.subjects import STDIN, read_source
 from forge.config.load import load_experiment
-from forge.config.schema import JudgeTable, PromptTable
+from forge.config.schema import Experiment, JudgeTable, PromptTable
 from forge.data.answers import extract
 from forge.data.chat import ChatTemplate
 from forge.data.problem_files import find_problem
 from forge.data.problems import from_source, load_problems
-from forge.data.prompts.prompt_set import Exchange, make_prompts
+from forge.data.prompts.prompt_set import Exchange, PromptSet, make_prompts
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.evalpool.pool import open_private_pool
-from forge.records import Prompt, Status
+from forge.process.devices import Gpu
+from forge.records import Problem, Prompt, Status, Verdict
 from forge.rollout.play import verdict_without_code
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.from_run import with_run
@@ -33,16 +35,8 @@ from forge.runner.prepare.own_answers import read_problem
 from forge.runner.prepare.prompt_facts import prompts_for, prompts_of_run
 from forge.runner.weights.model_dir import config_dir
 from forge.runner.weights.resume import find_weights
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.config.schema import Experiment
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.process.devices import Gpu
-    from forge.records import Problem, Verdict
-    from forge.store.layout import RunPaths
 
 CARD_UNKNOWN = (
     "the judges' card, which this machine does not have; --assume names a machine that does"

@@ -13,17 +13,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from forge.config.load import load_experiment
-from forge.config.schema import TrainStage
+from forge.config.schema import Experiment, TrainStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError, unwritable
 from forge.runner.merging import PROMPT, export_job, run_child
@@ -31,16 +32,11 @@ from forge.runner.weights.model_dir import read_config
 from forge.runner.weights.resume import find_weights
 from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES
+from forge.serve.weights import Weights
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.run_state import words_of
 from forge.views.text.numbers import percent
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-
-    from forge.config.schema import Experiment
-    from forge.serve.weights import Weights
-    from forge.store.layout import RunPaths
 
 EVALUATIONS = """
 SELECT stage, step, policy_version, num_problems, num_samples, max_turns, pass_at_1, ci_low,

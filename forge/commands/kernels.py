@@ -15,21 +15,17 @@ import os
 import re
 import shutil
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from forge.errors import ConfigError, MachineError
-from forge.store.reader import open_run
+from forge.store.layout import RunPaths
+from forge.store.reader import RunReader, open_run
 from forge.views.problems import load_kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
 
 MAX_NAME = 60
 LICENSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}")

@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
-from forge.adapters.answering import open_answering
+from forge.adapters.answering import Answering, open_answering
+from forge.adapters.settings import JudgeSettings
 from forge.adapters.subjects import MAX_SHOWN, find_code, read_answer, read_problem
+from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, ForgeError, MachineError, pip_install
+from forge.process.devices import Gpu
 from forge.rollout.play import NO_ANSWER_WORDS
 from forge.tools.toolbox import TOOLS, Call, Toolbox, at_sizes, search_docs
 from forge.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from forge.adapters.answering import Answering
-    from forge.adapters.settings import JudgeSettings
-    from forge.config.schema import JudgeTable
-    from forge.process.devices import Gpu
 
 ARGUMENTS = """problem: path of a file in KernelBench's layout (Model, get_inputs, \
 get_init_inputs), or its source. candidate: path of a Python file that defines ModelNew with \

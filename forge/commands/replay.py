@@ -17,55 +17,45 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from forge.config.load import load_experiment
-from forge.config.schema import GrpoStage
+from forge.config.schema import Experiment, GrpoStage
 from forge.errors import ConfigError, MachineError
+from forge.process.child import Child
 from forge.process.server.door import Door, read_object
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Sample, split_step
 from forge.runner.control import AtStep, MemoryFailure, Report, read_body_as
-from forge.runner.plan.machine import open_claimed, this_machine
-from forge.runner.plan.placement import place
+from forge.runner.plan.machine import Machine, open_claimed, this_machine
+from forge.runner.plan.placement import Placement, place
 from forge.runner.prepare.hub import locate_model
 from forge.runner.stages.trainer import memory_error, resolve_auto
 from forge.runner.weights.resume import check_there, load_stage_weights, on_model
+from forge.serve.weights import Weights
 from forge.store.codec import decode_ids, decode_logprobs
-from forge.store.layout import find_run
-from forge.store.reader import open_run
+from forge.store.layout import RunPaths, find_run
+from forge.store.reader import RunReader, open_run
 from forge.train.batch import BadBatch, read_batch, write_batch
 from forge.train.checkpoints import STAGING, checkpoint_dir, checkpoints, find_damage
 from forge.train.handle import TrainerJob, open_trainer
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-
-    from rich.console import RenderableType
-    from starlette.requests import Request
-
-    from forge.config.schema import Experiment
-    from forge.process.child import Child
-    from forge.runner.plan.machine import Machine
-    from forge.runner.plan.placement import Placement
-    from forge.serve.weights import Weights
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
 
 IN_CHECKPOINT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "optimizer")
 """Keys of a stage whose values a checkpoint of the optimizer and its schedule contains."""

@@ -10,18 +10,15 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forge.errors import ConfigError, unwritable
 from forge.runner.prepare.own_answers import AnswerFilter, OwnRow, describe_reasons, own_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from forge.store.reader import RunReader
+from forge.store.reader import RunReader
 
 PROVENANCE = (
     "problem_id", "turn_id", "family", "level", "split", "purpose", "stage", "step", "status",

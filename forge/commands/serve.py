@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import socket as sockets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage
+from forge.config.schema import EvalStage, Experiment, ServeTable
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.process.server.listening import open_listener, url_of
@@ -25,8 +25,8 @@ from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, 
 from forge.process.sockets import open_private_dir, open_socket_dir
 from forge.records import split_step
 from forge.runner.from_run import with_run
-from forge.runner.plan.machine import open_claimed, this_machine
-from forge.runner.plan.placement import place
+from forge.runner.plan.machine import Machine, open_claimed, this_machine
+from forge.runner.plan.placement import Placement, place
 from forge.runner.plan.shape import llama_refusal
 from forge.runner.prepare.hub import locate_model, with_template
 from forge.runner.prepare.prompt_facts import prompts_of_run
@@ -37,14 +37,6 @@ from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from forge.store.layout import ARCHIVE_SUFFIX, find_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from forge.config.schema import Experiment, ServeTable
-    from forge.runner.plan.machine import Machine
-    from forge.runner.plan.placement import Placement
-
 
 WORK_PREFIX = ".serve-"
 """Start of the name of a server's directory next to the runs."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, cast, get_args
 
 import anyio
 import tomli_w
@@ -19,27 +20,21 @@ import tomli_w
 from forge.adapters.settings import JudgeSettings
 from forge.config.keys import one_of
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage, EvalTable
+from forge.config.schema import EvalStage, EvalTable, Experiment
 from forge.config.schema.judge import JudgeTable, ProtocolName
 from forge.config.schema.problems import is_hub_name
 from forge.config.schema.serving import SERVE_URL
 from forge.data.problem_files import find_files
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.process.devices import Gpu
 from forge.records import split_step
 from forge.records.rules import POLICIES, PolicyName
 from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights
 from forge.serve.remote.url_client import choose_model, open_server
-from forge.store.layout import find_run
+from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
 from forge.views.suite import RESULTS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.config.schema import Experiment
-    from forge.process.devices import Gpu
-    from forge.store.layout import RunPaths
 
 MAX_NAME = 56
 BOTH = "both"

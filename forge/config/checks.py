@@ -18,21 +18,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from forge.config.schema import (
     CLUSTER_ADDRESS,
     JUDGE_URL,
     SERVE_URL,
     Budget,
+    DataTable,
     Experiment,
     GrpoStage,
+    KeyPath,
     PlayStage,
+    ProblemSource,
+    PromptTable,
     SearchStage,
     SftStage,
+    TomlValue,
     TrainStage,
     split_of,
 )
+from forge.config.schema.base import Table
+from forge.config.schema.build import DataBuild
 from forge.config.schema.experiment import DEFAULT_EVENTS, WEBHOOK
 from forge.config.schema.problems import (
     SHARED,
@@ -44,11 +51,6 @@ from forge.config.schema.problems import (
 )
 from forge.config.schema.training import CHATML, names_file
 from forge.records import Split
-
-if TYPE_CHECKING:
-    from forge.config.schema import DataTable, KeyPath, ProblemSource, PromptTable, TomlValue
-    from forge.config.schema.base import Table
-    from forge.config.schema.build import DataBuild
 
 Rows: TypeAlias = "Iterator[tuple[Any, str, str] | tuple[Any, str, str, bool]]"
 HERE = True

@@ -11,22 +11,18 @@ makers of SFT rows. Deterministic from the seed.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
-from typing import TYPE_CHECKING
 
+from forge.config.schema import ProblemsTable
 from forge.config.schema.problems import MAX_CHAIN
 from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, Chain, chains
 from forge.data.families.sizes import Dtype, Scale, Sizes, grown, in_dtype, scale_of
 from forge.errors import ConfigError
 from forge.records import Problem, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.config.schema import ProblemsTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -16,22 +16,16 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.config.schema.problems import Constant
 from forge.errors import ConfigError
-from forge.records import Problem
+from forge.records import Problem, Split
 from forge.records.problem import INPUT_SETS, Shape, has_input_sets
 from forge.records.syntax import syntax_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from forge.records import Split
 
 REQUIRED = ("get_inputs", "get_init_inputs")
 """Names that a problem file must define, besides the model; `get_input_sets` may replace

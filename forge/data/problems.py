@@ -6,10 +6,11 @@ Called by the runner, by commands that ask about a problem, and by adapters.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
+from forge.config.schema import ProblemsTable
 from forge.data.generator import generate_problems
 from forge.data.problem_files import note_shapes
 from forge.data.sources.loading import load_source
@@ -18,11 +19,6 @@ from forge.errors import ConfigError
 from forge.records import Problem, Split
 from forge.records.problem import INPUT_SETS
 from forge.records.syntax import syntax_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.config.schema import ProblemsTable
 
 SHAPE = (4, 64)
 """Shape of the tensors that a bare function gets."""

@@ -5,15 +5,10 @@ Used for engines behind `serve.url` that answer chats alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from forge.records import Prompt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.records import Message
+from forge.records import Message, Prompt
 
 NO_ANSWER = "(no answer)"
 """Sent in place of an answer that was thinking alone: some servers refuse empty messages."""

@@ -7,10 +7,8 @@ Called by the pool, the judge and the plan (`runner/plan/memory.py`), which must
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from forge.config.schema import JudgeTable
+from forge.config.schema import JudgeTable
 
 GPU_CAPACITY = 16
 """Concurrent candidates on a card: capture, compilation and references of several overlap."""

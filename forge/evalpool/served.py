@@ -19,17 +19,26 @@ from __future__ import annotations
 import json
 import socket as sockets
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
 
+from forge.config.schema import JudgeTable
 from forge.errors import MachineError, Stalled
 from forge.evalpool.keeper import STARTING, TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, infra_error, open_pool
 from forge.evalpool.seating import State
 from forge.evalpool.wire import ExamineBody, JudgeBody, read_request
+from forge.process.devices import Gpu
 from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door, error_answer, unless_hung_up
 from forge.process.server.listening import open_listener, url_of
@@ -37,21 +46,8 @@ from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, 
 from forge.process.sockets import open_socket_dir
 from forge.records.reason import Reason
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import BaseRoute
-    from starlette.types import Receive, Scope, Send
-
-    from forge.config.schema import JudgeTable
-    from forge.process.devices import Gpu
-
-    Handler = Callable[[dict[str, Any]], Awaitable[Response]]
-    MoreRoutes = Callable[[Pool, "PoolApp"], Sequence[BaseRoute]]
+Handler = Callable[[dict[str, Any]], Awaitable[Response]]
+MoreRoutes = Callable[[Pool, "PoolApp"], Sequence[BaseRoute]]
 
 RETRY_AFTER_S = 1
 WAITING_PER_JUDGE = 4

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 import statistics
 from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.records.examination import Examination, Flag
-from forge.records.problem import MAX_SHAPES, Shape, has_input_sets, select_input_set
+from forge.records.problem import (
+    MAX_SHAPES,
+    ReferenceModule,
+    Shape,
+    has_input_sets,
+    select_input_set,
+)
 from forge.records.reason import Status
 from forge.records.verdict import OtherVerdict, ShapeVerdict, Timing, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from forge.records.problem import ReferenceModule
-
 
 MAX_LISTED = 1024
 """Number of sources whose sets are remembered."""

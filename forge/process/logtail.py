@@ -6,12 +6,9 @@ error that a child logged there before it ended.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.errors import ForgeError
+from forge.errors import ForgeError
 
 TAIL_BYTES = 64 * 1024
 """Bytes that are read from the end: enough for any number of lines that a person reads."""

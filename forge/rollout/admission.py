@@ -29,17 +29,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import anyio
 
 from forge.errors import Stalled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from forge.records import EngineLoad
+from forge.records import EngineLoad
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from forge.records import End, Event, Finish, Group, Sample
+from forge.rollout.admission import Admission
 from forge.rollout.rewards import group_advantages
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from forge.rollout.admission import Admission
 
 MAX_BATCHES_WITHOUT_SIGNAL = 3
 """Batches in a row. With more, the problems are too hard or too easy for this model, and further

@@ -14,16 +14,12 @@ paid for is played twice, and problems come in the same order as in a run withou
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.records import Group, Problem
-from forge.rollout.batches import count_from, make_samples, oldest_step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from forge.rollout.batches import BatchPlan
+from forge.rollout.batches import BatchPlan, count_from, make_samples, oldest_step
 
 
 @dataclass(slots=True)

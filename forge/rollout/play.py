@@ -26,11 +26,13 @@ without a reward. A turn whose scorer fails is stored too: its verdict was paid 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import anyio
 
+from forge.config.schema import RewardTable
 from forge.data.prompts.prompt_set import Exchange
 from forge.records import (
     Completion,
@@ -39,6 +41,7 @@ from forge.records import (
     Group,
     GroupStart,
     Problem,
+    Prompt,
     Purpose,
     Reason,
     Status,
@@ -47,17 +50,11 @@ from forge.records import (
     Turn,
     Verdict,
 )
+from forge.records.problem import ReferenceModule
 from forge.records.rollout import Finish
+from forge.rollout.ports import Ports
 from forge.rollout.rewards import is_flat, is_good_enough, reward_terms, turn_returns
 from forge.rollout.seeds import derive_seed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.config.schema import RewardTable
-    from forge.records import Prompt
-    from forge.records.problem import ReferenceModule
-    from forge.rollout.ports import Ports
 
 NO_ANSWER_WORDS: dict[str, str] = {
     Reason.NO_CODE_BLOCK: "no complete fenced code block in the answer",

@@ -3,15 +3,13 @@ tests provide fakes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from forge.data.prompts.prompt_set import Exchange
-    from forge.records import Completion, EngineLoad, Judge, Problem, Prompt, Reason, Verdict
-    from forge.tools.toolbox import Call, Toolbox
+from forge.data.prompts.prompt_set import Exchange
+from forge.records import Completion, EngineLoad, Judge, Problem, Prompt, Reason, Verdict
+from forge.tools.toolbox import Call, Toolbox
 
 
 class Generate(Protocol):

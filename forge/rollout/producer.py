@@ -14,14 +14,16 @@ advice.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import anyio
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectSendStream
 
 from forge.errors import Stalled
-from forge.records import Purpose
-from forge.rollout.admission import Admission, Concurrency
+from forge.records import Group, Problem, Purpose, Verdict
+from forge.rollout.admission import Admission, Concurrency, PublishedSteps
 from forge.rollout.batches import (
     MAX_BATCHES_WITHOUT_SIGNAL,
     Batch,
@@ -35,17 +37,8 @@ from forge.rollout.batches import (
 )
 from forge.rollout.past import Past, to_state
 from forge.rollout.play import GroupPlace, Rules, play_group
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from anyio.abc import TaskGroup
-    from anyio.streams.memory import MemoryObjectSendStream
-
-    from forge.records import Group, Problem, Verdict
-    from forge.rollout.admission import PublishedSteps
-    from forge.rollout.ports import Ports
-    from forge.rollout.sampling import Sampler
+from forge.rollout.ports import Ports
+from forge.rollout.sampling import Sampler
 
 CHECK_EVERY_S = 1.0
 """Interval between checks of the load, if the number of groups follows it."""

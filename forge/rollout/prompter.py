@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.data.answer_form import ToolForm
 from forge.data.answers import extract
-from forge.data.prompts.prompt_set import TOOL_ROLE, Exchange, fit
+from forge.data.chat import ChatTemplate
+from forge.data.prompts.prompt_set import TOOL_ROLE, Exchange, PromptSet, fit
 from forge.errors import ConfigError
-from forge.records import Message, Prompt, Reason, Status, Verdict
-from forge.tools.toolbox import TOOLS, fenced_words, find_call
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.data.answer_form import ToolForm
-    from forge.data.chat import ChatTemplate
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.records import Completion, Problem
-    from forge.tools.toolbox import Call
+from forge.records import Completion, Message, Problem, Prompt, Reason, Status, Verdict
+from forge.tools.toolbox import TOOLS, Call, fenced_words, find_call
 
 SHORTEST = Exchange(
     completion_text="""```python

@@ -29,16 +29,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from forge.data.prompts.prompt_set import Exchange
-from forge.records import Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from forge.records import Problem, Turn, Verdict
+from forge.records import Problem, Status, Turn, Verdict
 
 Strategy = Literal["best-of-n", "refine", "evolve"]
 

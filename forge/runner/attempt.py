@@ -9,28 +9,23 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
 from forge import origin
 from forge.errors import MachineError
+from forge.exits import Ending
+from forge.process.devices import Gpu
 from forge.process.machine import total_memory_bytes
 from forge.records import Attempt, AttemptEnd
 from forge.runner.live.stopping import limit_reached
 from forge.runner.plan.machine import count_cores
-from forge.store.layout import write_status
+from forge.runner.stages.run_context import RunContext
+from forge.store.layout import RunPaths, write_status
 from forge.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.exits import Ending
-    from forge.process.devices import Gpu
-    from forge.runner.stages.run_context import RunContext
-    from forge.store.layout import RunPaths
 
 PACKAGES = (
     "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",

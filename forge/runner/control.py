@@ -14,31 +14,25 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.server.door import Door, Refused, read_object
 from forge.process.server.serving import serve_task
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.run_context import RunContext
 from forge.runner.weights.sync import Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from anyio.abc import TaskGroup
-    from starlette.requests import Request
-
-    from forge.runner.stages.desk import TrainerDesk
-    from forge.runner.stages.run_context import RunContext
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -4,16 +4,12 @@ step. An adapter is merged into its base by `merging`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.config.load import load_experiment
+from forge.config.schema import Experiment
 from forge.store.layout import RunPaths
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.config.schema import Experiment
 
 
 def with_run(

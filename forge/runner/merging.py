@@ -7,25 +7,22 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
+from forge.config.schema import ModelTable
 from forge.data.chat import ChatTemplate
 from forge.errors import ChildDied, MachineError
 from forge.records import Message
 from forge.runner.prepare.hub import alone, require_room
 from forge.runner.weights.resume import sha256_of_weights
+from forge.serve.weights import Weights
 from forge.train.gguf import made_dir
 from forge.train.handle import run_for_result
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.config.schema import ModelTable
-    from forge.serve.weights import Weights
 
 PROMPT = "Write a Triton kernel that adds two vectors."
 NUM_TOKENS = 16

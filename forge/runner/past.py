@@ -16,23 +16,25 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from forge.config.load import dump_experiment, load_experiment
-from forge.config.schema import GrpoStage, TrainStage
+from forge.config.schema import Experiment, GrpoStage, ModelTable, Stage, TrainStage
 from forge.data.template import text_of
 from forge.errors import ConfigError, MachineError
-from forge.records import Event, split_step
+from forge.records import Event, PolicyVersion, split_step
 from forge.runner.weights.resume import check_there, load_stage_weights, on_model
+from forge.serve.weights import Weights
 from forge.store.acknowledged import read_acknowledged
-from forge.store.layout import create_run, find_run, write_file
-from forge.store.reader import open_run
+from forge.store.layout import RunPaths, create_run, find_run, write_file
+from forge.store.reader import RunReader, open_run
 from forge.store.resume import LastState, events, last_state
 from forge.store.write.writer import open_writer
 from forge.train.batch import BadBatch, SampleHeader, read_headers
@@ -43,16 +45,6 @@ from forge.train.checkpoints import (
     link_or_copy,
     require_whole,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from forge.config.schema import Experiment, ModelTable, Stage
-    from forge.records import PolicyVersion
-    from forge.serve.weights import Weights
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
 
 KIND = "rows_missing"
 """Kind of the event, whose `group_id` `store.resume` reads."""

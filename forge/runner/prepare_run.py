@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import anyio.to_thread
 
 from forge.config.schema import GrpoStage, SftStage, split_of
 from forge.data.chat import ChatTemplate
 from forge.data.problems import in_split
+from forge.data.prompts.prompt_set import PromptSet
 from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
 from forge.records import Pair, Split
 from forge.rollout.batches import count_from
@@ -26,17 +27,14 @@ from forge.runner.prepare.prepare import (
     refusal,
 )
 from forge.runner.prepare.prompt_facts import prompts_for, recorded_prompts, to_event
+from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.sft import require_roles
 from forge.runner.weights.resume import find_starting_weights
 from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.weights import Weights
 from forge.store.reader import open_run
+from forge.store.resume import LastState
 from forge.tools.docs import reference
-
-if TYPE_CHECKING:
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.runner.stages.run_context import RunContext
-    from forge.store.resume import LastState
 
 
 async def prepare_run(run: RunContext, *, state: LastState | None) -> None:

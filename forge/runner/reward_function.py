@@ -5,28 +5,23 @@ recorded. Where an attempt finds another file than the last attempt, it says so.
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
+from forge.config.schema import Experiment
 from forge.records import Event
-from forge.rollout.rewards.scorer import open_scorer, try_function
-from forge.runner.plan.placement import needs_serving
+from forge.rollout.ports import Scorer
+from forge.rollout.rewards.scorer import FunctionFile, open_scorer, try_function
+from forge.runner.plan.placement import Placement, needs_serving
+from forge.runner.stages.run_context import RunContext
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.resume import events
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
-
-    from forge.config.schema import Experiment
-    from forge.rollout.ports import Scorer
-    from forge.rollout.rewards.scorer import FunctionFile
-    from forge.runner.plan.placement import Placement
-    from forge.runner.stages.run_context import RunContext
-    from forge.store.layout import RunPaths
 
 KIND = "reward_function"
 HASH_DIGITS = 12

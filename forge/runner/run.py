@@ -15,18 +15,20 @@ run_experiment / resume_run          decide what to do, own the run directory; a
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
 from forge.config.load import dump_experiment, load_experiment
+from forge.config.schema import Experiment, ModelTable
 from forge.data.prompts.prompt_set import make_prompts
 from forge.data.template import text_of
 from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
+from forge.process.gpu_locks import Claim
 from forge.process.machine import collect_less_often, use_one_heap
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
 from forge.runner.attempt import (
@@ -50,6 +52,7 @@ from forge.runner.outlets.summary import show_summary, write_results
 from forge.runner.past import EarlierAttempts, back_to_step, load_past
 from forge.runner.plan.duration import record_rates
 from forge.runner.plan.machine import open_claimed, this_machine
+from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.plan import render as render_plan
 from forge.runner.plan.requirements import require_template
@@ -61,13 +64,6 @@ from forge.runner.work import Work
 from forge.store.layout import RunPaths, create_run, next_attempt, open_run_lock, write_file
 from forge.store.reader import refuse_damage
 from forge.store.write.writer import open_writer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.config.schema import Experiment, ModelTable
-    from forge.process.gpu_locks import Claim
-    from forge.runner.plan.placement import Placement
 
 log = logging.getLogger(__name__)
 

@@ -26,36 +26,28 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.to_thread
 
-from forge.evalpool.pool import MAX_QUEUED, request_timeout_s
-from forge.evalpool.seating import State
-from forge.process.control import ComponentStatus
+from forge.config.schema import Experiment
+from forge.evalpool.pool import MAX_QUEUED, Pool, request_timeout_s
+from forge.evalpool.seating import Seat, State
+from forge.process.control import ComponentStatus, Health, Role
 from forge.process.machine import HostMemory, read_memory
 from forge.runner.live.observer import Seen
-from forge.runner.stages.desk import TrainerState
-from forge.serve.remote.remote import Remote
+from forge.runner.stages.desk import TrainerDesk, TrainerState
+from forge.runner.stages.run_context import RunContext
+from forge.serve.remote.remote import Remote, RemoteServer
+from forge.serve.replica import Replica
 from forge.serve.replicas import Replicas
 from forge.views.text import numbers
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from forge.config.schema import Experiment
-    from forge.evalpool.pool import Pool
-    from forge.evalpool.seating import Seat
-    from forge.process.control import Health, Role
-    from forge.runner.stages.desk import TrainerDesk
-    from forge.runner.stages.run_context import RunContext
-    from forge.serve.remote.remote import RemoteServer
-    from forge.serve.replica import Replica
 
 FULL = 0.9
 """Share of a memory above which the next long sample or large batch may not fit."""

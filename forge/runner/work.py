@@ -6,41 +6,41 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.cluster.cluster import open_cluster
+from forge.cluster.cluster import Cluster, open_cluster
 from forge.cluster.roles import engines_elsewhere, judges_elsewhere
-from forge.config.schema import EvalStage, GrpoStage, SearchStage, SftStage
+from forge.config.schema import (
+    EvalStage,
+    Experiment,
+    GrpoStage,
+    JudgeTable,
+    SearchStage,
+    SftStage,
+    Stage,
+)
 from forge.data.problems import load_problems
-from forge.evalpool.pool import open_pool
+from forge.evalpool.pool import Pool, open_pool
+from forge.records import Evaluation
 from forge.runner.attempt import keep_counters
+from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import makes_pairs
 from forge.runner.prepare_run import prepare_run
 from forge.runner.reward_function import open_run_scorer
 from forge.runner.stages.evaluate import measure_other, run_eval_stage, with_other_baseline
 from forge.runner.stages.grpo import run_grpo_stage
+from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.search import run_search_stage
 from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.model_dir import lora_rank
 from forge.runner.weights.resume import require_weights
 from forge.serve.remote.remote import Remote, open_remote
-from forge.serve.replicas import open_replicas
+from forge.serve.replicas import Replicas, open_replicas
 from forge.views.run_state import words_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from forge.cluster.cluster import Cluster
-    from forge.config.schema import Experiment, JudgeTable, Stage
-    from forge.evalpool.pool import Pool
-    from forge.records import Evaluation
-    from forge.runner.past import EarlierAttempts
-    from forge.runner.stages.run_context import RunContext
-    from forge.serve.replicas import Replicas
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,18 +6,15 @@ Promise: a request that passes `check` cannot make an engine abort its process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from forge.records import Finish
+from forge.records import Finish
 
 PREFIX_CACHE = "prefix_cache"
 """Feature: the common prefix with an earlier prompt is not evaluated again."""

@@ -15,10 +15,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
@@ -27,15 +28,10 @@ from forge.errors import ChildDied, ConfigError, MachineError, NoRoom, Stalled
 from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.process.shared_weights import is_shared
+from forge.records import Completion
 from forge.serve.client import ReplicaClient
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-    from pathlib import Path
-
-    from forge.records import Completion
-    from forge.serve.served import SampleRequest
-    from forge.serve.weights import Weights
+from forge.serve.served import SampleRequest
+from forge.serve.weights import Weights
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,11 @@ one refuses it.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -30,12 +32,7 @@ from forge.serve.engines import (
 from forge.serve.port import PREFIX_CACHE, SLEEP
 from forge.serve.replica import OpenEngineElsewhere, Replica
 from forge.serve.served import Served
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from forge.serve.weights import Weights
+from forge.serve.weights import Weights
 
 ALL_GPU_LAYERS = 999
 """Value for "all layers" in llama.cpp."""

@@ -14,20 +14,16 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import anyio
 
 from forge.errors import ChildDied, MachineError, Stalled
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
-
-    from forge.process.busy import BusyClock
-    from forge.records import Completion, EngineLoad, Prompt
+from forge.process.busy import BusyClock
+from forge.records import Completion, EngineLoad, Prompt
 
 BLOCK_TOKENS = 64
 """Prefixes are compared in blocks of this many tokens."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.records import (
     Completion,
@@ -30,11 +31,7 @@ from forge.records import (
 from forge.records.verdict import TIMING_FIELDS
 from forge.store.acknowledged import read_acknowledged
 from forge.store.codec import decode_ids, decode_logprobs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from forge.store.reader import RunReader
+from forge.store.reader import RunReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

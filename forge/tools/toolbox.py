@@ -11,25 +11,21 @@ candidate that is not correct no more than that, so that neither is a way to mor
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio.to_thread
 
+from forge.data.answer_form import ToolForm
 from forge.data.answers import fenced_blocks, without_thinking
 from forge.data.problem_files import name_shape, override, parse_source
 from forge.errors import ConfigError
+from forge.records import Verdict
+from forge.records.problem import ReferenceModule
+from forge.records.verdict import LaunchFacts, OutputFacts
 from forge.tools.docs import reference, search
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.data.answer_form import ToolForm
-    from forge.records import Verdict
-    from forge.records.problem import ReferenceModule
-    from forge.records.verdict import LaunchFacts, OutputFacts
 
 MAX_CHARS = 2000
 MAX_LINES = 12

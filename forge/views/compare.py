@@ -17,20 +17,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Group as RichGroup
+
+from forge.store.reader import RunReader
 from forge.views.gains import FIRST_ANSWERS
 from forge.views.run_state import load_experiment, run_state, words_of
-from forge.views.statistics import Tally, compare_paired, estimate_difference
+from forge.views.statistics import Estimate, Tally, compare_paired, estimate_difference
 from forge.views.text.numbers import NONE, digits, percent, without_empty
 from forge.views.text.secrets import HIDDEN, is_secret
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from rich.console import Group as RichGroup
-
-    from forge.store.reader import RunReader
-    from forge.views.statistics import Estimate
 
 
 class By(StrEnum):

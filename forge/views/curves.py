@@ -8,16 +8,13 @@ every other query is bounded by an index and a LIMIT.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.store.reader import RunReader
 from forge.views.run_state import RATE_WINDOW_S, load_idle, load_stages
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.store.reader import RunReader
 
 RECENT_GROUPS = 128
 """Groups whose verdicts make up the failure mix: a few steps."""

@@ -7,16 +7,13 @@ Used by reports, comparisons, the monitor and `forge status`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.store.reader import RunReader
 from forge.views.statistics import Estimate, Tally, compare_paired
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from forge.store.reader import RunReader
 
 FIRST_ANSWERS = """
 FROM groups g JOIN trajectories r USING (group_id)

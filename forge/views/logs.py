@@ -10,21 +10,16 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import regex
 
 from forge.errors import ConfigError
-from forge.store.layout import is_owned
+from forge.store.layout import RunPaths, is_owned
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from forge.store.layout import RunPaths
 
 READ_BYTES = 256 * 1024
 """Bytes read from each file at once: its end at first, later its newest part if it grows faster."""

@@ -14,17 +14,14 @@ import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forge.errors import ConfigError
 from forge.store.layout import write_file
+from forge.store.reader import RunReader
 from forge.views.rollouts import ROLLOUTS, parse_address
 from forge.views.run_state import load_stages, stage_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.store.reader import RunReader
 
 ORDERS: dict[str, str] = {
     "name": "problem_id, purpose",

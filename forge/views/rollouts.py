@@ -11,24 +11,21 @@ import difflib
 import json
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group as RichGroup
 
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
+from forge.store.reader import RunReader
 from forge.views.run_state import load_stages, stage_name
 from forge.views.sql.sql import LARGEST
+from forge.views.text.fitting import Fitting
 from forge.views.text.numbers import at_least
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import Group as RichGroup
-
-    from forge.store.reader import RunReader
-    from forge.views.text.fitting import Fitting
 
 TURN_COLUMNS = (
     "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, "

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group as RichGroup
 
 from forge.errors import ConfigError, ForgeError
 from forge.process.sockets import open_private_dir
@@ -28,11 +31,6 @@ from forge.views.run_state import (
 )
 from forge.views.text.numbers import NONE, duration, when
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from rich.console import Group as RichGroup
 
 
 @contextmanager

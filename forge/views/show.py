@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group as RichGroup
 
 from forge.records.rules import join_rules, split_rules
+from forge.store.layout import RunPaths
 from forge.store.reader import RunReader, open_run
 from forge.views.run_state import (
+    RunState,
     describe_steps,
     load_experiment,
     load_idle_by_stage,
@@ -25,12 +29,6 @@ from forge.views.run_state import (
 )
 from forge.views.text.numbers import NONE, factor, launches, percent, without_empty
 from forge.views.text.terminal import printable, printable_values
-
-if TYPE_CHECKING:
-    from rich.console import Group as RichGroup
-
-    from forge.store.layout import RunPaths
-    from forge.views.run_state import RunState
 
 
 def show_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> dict[str, Any]:

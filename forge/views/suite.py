@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from rich.console import Group as RichGroup
+
+from forge.store.reader import RunReader
 from forge.views.run_state import load_experiment
 from forge.views.show import load_evaluations
 from forge.views.text.numbers import NONE, percent, without_empty
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Group as RichGroup
-
-    from forge.store.reader import RunReader
 
 SCHEMA = 1
 RESULTS = "results.json"

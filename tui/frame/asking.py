@@ -15,29 +15,23 @@ waits for `PACE` times the cost of the last one.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import App, ComposeResult
+from textual.binding import ActiveBinding, Binding, BindingType
 from textual.command import CommandList, CommandPalette
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.events import Resize, ScreenResume
 from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
 from textual.widgets import Button, DataTable, Footer, Input, Static
 from textual.worker import Worker, WorkerState
 
+from forge.store.reader import RunReader
+from forge.tui.frame.watched import Watched
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from textual.app import App, ComposeResult
-    from textual.binding import ActiveBinding, BindingType
-    from textual.events import Resize, ScreenResume
-
-    from forge.store.reader import RunReader
-    from forge.tui.frame.watched import Watched
-
 
 Answer = TypeVar("Answer")
 Data = TypeVar("Data")

@@ -6,28 +6,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from forge.errors import ConfigError
+from forge.store.reader import RunReader
 from forge.tui.frame.asking import AskLine, Confirm, FilterLine, PacedScreen, TableScreen, ask
+from forge.tui.frame.watched import Watched
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import copy_code, kernel_facts, shown_code
 from forge.views.problems import Kernel, file_name, load_kernel, load_kernels, write_kernel
 from forge.views.text.numbers import at_least
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from forge.store.reader import RunReader
-    from forge.tui.frame.watched import Watched
 
 COLUMNS = (
     Column("rank", "#", "rank", is_number=True),

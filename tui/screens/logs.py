@@ -5,26 +5,21 @@ Log files grow without a change in the store, so this screen polls them itself w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import on
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.widgets import Input, Log, Static, Tab, Tabs
 
 from forge.errors import ConfigError
 from forge.tui.frame.asking import AskingScreen, following
+from forge.tui.frame.watched import Watched
 from forge.views.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from forge.tui.frame.watched import Watched
 
 POLL_S = 1.0
 ALL = "all"

@@ -5,28 +5,24 @@ and filtered by keys; Enter opens all attempts at one, and there the conversatio
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Input, Static
 
 from forge.records import Purpose
+from forge.store.reader import RunReader
 from forge.tui.frame.asking import FilterLine, PacedScreen, TableScreen, following
+from forge.tui.frame.watched import Watched
 from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import path_of_statuses, shown_code, spark
 from forge.views.problems import ORDERS, ProblemFilter, ProblemHistory, load_history, load_problems
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from forge.store.reader import RunReader
-    from forge.tui.frame.watched import Watched
 
 Rows = list[dict[str, Any]]
 PURPOSES: tuple[str | None, ...] = (None, *Purpose)

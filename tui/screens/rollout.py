@@ -7,16 +7,20 @@ sibling and group, and back to the latest group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, HorizontalScroll, Vertical, VerticalScroll
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
+from forge.store.reader import RunReader
 from forge.tui.frame.asking import AskLine, PacedScreen, ask
+from forge.tui.frame.watched import Watched
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import (
     MAX_SHOWN,
@@ -43,16 +47,6 @@ from forge.views.rollouts import (
 )
 from forge.views.text.numbers import factor, number
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import RenderableType
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from forge.store.reader import RunReader
-    from forge.tui.frame.watched import Watched
 
 MAX_THINKING = 12
 """Lines of folded thinking."""

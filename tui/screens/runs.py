@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
 
 from rich.console import Group
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import Input, Static
@@ -21,20 +24,12 @@ from forge.errors import ForgeError
 from forge.store.layout import RunPaths, is_owned, list_runs
 from forge.store.reader import RunReader
 from forge.tui.frame.asking import STATES, AskingScreen, FilterLine, TableScreen, following
+from forge.tui.frame.watched import Watched
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.views.compare import By, compare, render_comparison
 from forge.views.runs import load_run
 from forge.views.text.numbers import NONE, percent, when
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from forge.tui.frame.watched import Watched
 
 
 class CompareScreen(AskingScreen[Group]):

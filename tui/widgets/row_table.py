@@ -4,19 +4,16 @@ cells, and shows as many columns as fit.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from rich.text import Text
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
 from forge.tui.widgets.texts import cell
 from forge.views.text.numbers import NONE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.text import Text
 
 Row = TypeVar("Row")
 

@@ -9,42 +9,45 @@ server: a problem without a line break is a name among those that the server was
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
-from starlette.routing import Route
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
-from forge.adapters.answering import answering_on, read_weights, reward_of
-from forge.adapters.http.models import BatchCall, JudgeCall, document
-from forge.adapters.subjects import is_source, known_problems, problem_from_text, problem_names
+from forge.adapters.answering import Answering, answering_on, read_weights, reward_of
+from forge.adapters.http.models import BatchCall, JudgeCall, JudgeItem, Wanted, document
+from forge.adapters.settings import JudgeSettings
+from forge.adapters.subjects import (
+    KnownProblems,
+    is_source,
+    known_problems,
+    problem_from_text,
+    problem_names,
+)
+from forge.adapters.verdict import Verdict
+from forge.config.schema import RewardTable
+from forge.config.schema.problems import RowFormat
+from forge.data.problem_files import ProblemFile
 from forge.errors import ConfigError
 from forge.evalpool.keeper import TOKEN_VARIABLE
-from forge.evalpool.served import error_with_pause, serve_pool, to_json_response
+from forge.evalpool.pool import Pool
+from forge.evalpool.served import (
+    MoreRoutes,
+    PoolApp,
+    error_with_pause,
+    serve_pool,
+    to_json_response,
+)
 from forge.process.ask import LOOP_BYTES
 from forge.process.server.bodies import INVALID, parse_body
 from forge.process.server.door import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import BaseRoute
-
-    from forge.adapters.answering import Answering
-    from forge.adapters.http.models import JudgeItem, Wanted
-    from forge.adapters.settings import JudgeSettings
-    from forge.adapters.subjects import KnownProblems
-    from forge.adapters.verdict import Verdict
-    from forge.config.schema import RewardTable
-    from forge.config.schema.problems import RowFormat
-    from forge.data.problem_files import ProblemFile
-    from forge.evalpool.pool import Pool
-    from forge.evalpool.served import MoreRoutes, PoolApp
-    from forge.records.problem import ReferenceModule
+from forge.records.problem import ReferenceModule
 
 INFRA_RETRY_AFTER_S = 5
 """Pause that a client is asked for after a fault: a judge restarts within it."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import anyio.to_thread
@@ -29,26 +30,19 @@ from forge.adapters.openenv.models import (
     KernelState,
     ResetOptions,
 )
-from forge.adapters.subjects import find_code, problem_from_text
+from forge.adapters.subjects import KnownProblems, find_code, problem_from_text
+from forge.adapters.verdict import Verdict
+from forge.config.schema import RewardTable
 from forge.data.answers import fenced_blocks
 from forge.data.problem_files import find_problem
+from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError
 from forge.process.ask import LOOP_BYTES
 from forge.process.server.bodies import INVALID, first_mistake
 from forge.process.server.door import Refused
-from forge.records import Reason
+from forge.records import Problem, Reason
+from forge.records.problem import ReferenceModule
 from forge.rollout.rewards import is_good_enough
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from forge.adapters.subjects import KnownProblems
-    from forge.adapters.verdict import Verdict
-    from forge.config.schema import RewardTable
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.records import Problem
-    from forge.records.problem import ReferenceModule
-
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 NAME = "forge"

@@ -15,11 +15,18 @@ if a judge has begun it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
+from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.websockets import WebSocket
 
 from forge.adapters.answering import answering_on
 from forge.adapters.http.routes import serve
@@ -28,6 +35,7 @@ from forge.adapters.openenv.episodes import (
     DESCRIPTION,
     NAME,
     Environment,
+    Episode,
     EpisodeRules,
     Refusal,
     Sessions,
@@ -43,30 +51,16 @@ from forge.adapters.openenv.models import (
     ResetOptions,
     StepOptions,
 )
+from forge.adapters.settings import JudgeSettings
 from forge.adapters.subjects import known_problems
 from forge.config.schema import PromptTable, RewardTable
+from forge.config.schema.problems import RowFormat
 from forge.errors import ConfigError, MachineError, pip_install
-from forge.evalpool.served import error_with_pause, to_json_response
+from forge.evalpool.pool import Pool
+from forge.evalpool.served import PoolApp, error_with_pause, to_json_response
 from forge.process.server.door import Refused, read_object, unless_hung_up
 from forge.process.strict_json import BadJson, parse_json
 from forge.runner.prepare.prompt_facts import prompts_for
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-
-    from anyio.abc import ObjectReceiveStream, ObjectSendStream
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import BaseRoute
-    from starlette.websockets import WebSocket
-
-    from forge.adapters.openenv.episodes import Episode
-    from forge.adapters.settings import JudgeSettings
-    from forge.config.schema.problems import RowFormat
-    from forge.evalpool.pool import Pool
-    from forge.evalpool.served import PoolApp
-
 
 MAX_TURNS = 16
 """Maximum of `--turns`, as of rollout.max_turns."""

@@ -16,13 +16,13 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -52,15 +52,10 @@ from forge.process.devices import Gpu, Vendor, nvidia_fault
 from forge.process.gpu_locks import holders
 from forge.process.machine import cpu_quota, max_tasks
 from forge.process.sockets import open_socket_dir
-from forge.runner.plan.machine import this_machine
+from forge.runner.plan.machine import Machine, this_machine
 from forge.serve.engines import PYTHON_AT_LEAST, read_interpreter
 from forge.store.filesystem import Mount, find_mount
 from forge.views.text.numbers import gigabytes, size
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from forge.runner.plan.machine import Machine
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 PCI_VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD}

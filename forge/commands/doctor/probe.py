@@ -15,10 +15,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio
 from rich.table import Table
@@ -28,6 +30,7 @@ from forge.config.schema import ServeTable
 from forge.errors import ForgeError, pip_install
 from forge.exits import EXTRAS
 from forge.process.child import ChildSpec, open_child
+from forge.process.devices import Gpu, GpuUser
 from forge.process.environment import child_env
 from forge.process.logtail import read_ending
 from forge.serve.engines import (
@@ -40,12 +43,6 @@ from forge.serve.engines import (
 )
 from forge.views.text.numbers import size
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from forge.process.devices import Gpu, GpuUser
 
 SCHEMA = 1
 """Version of the JSON. A new name or field keeps it; a removed or changed one raises it."""

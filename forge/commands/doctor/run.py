@@ -9,30 +9,23 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.commands.doctor.probe import Finding, can_run, error, to_json, warning
 from forge.config.load import load_experiment
-from forge.config.schema import TrainStage
+from forge.config.schema import Experiment, TrainStage
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.runner.past import hold_rows, name_steps
+from forge.runner.past import HeldRows, hold_rows, name_steps
 from forge.runner.weights.resume import find_starting_weights, load_stage_weights
 from forge.serve.weights import Weights
-from forge.store.layout import is_owned
-from forge.store.reader import find_faults, open_run
+from forge.store.layout import RunPaths, is_owned
+from forge.store.reader import RunReader, find_faults, open_run
 from forge.train.batch import BadBatch, read_headers
 from forge.train.checkpoints import checkpoints, find_damage, find_resume_point
 from forge.views.run_state import run_state
 from forge.views.text.numbers import size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from forge.config.schema import Experiment
-    from forge.runner.past import HeldRows
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
 
 DANGLING = {
     "turns without a verdict": "turns a WHERE NOT EXISTS (SELECT 1 FROM verdicts b WHERE "

@@ -12,43 +12,32 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forge.adapters.settings import PHASES
-from forge.commands.counter import open_counter
+from forge.adapters.settings import PHASES, JudgeSettings
+from forge.commands.counter import Advance, open_counter
 from forge.config.load import load_experiment
+from forge.config.schema import Experiment, JudgeTable
 from forge.data.problems import load_problems
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.cards import require_target
-from forge.evalpool.pool import open_private_pool
+from forge.evalpool.pool import Pool, open_private_pool
+from forge.process.devices import Gpu
 from forge.records import Status
 from forge.records.problem import ReferenceModule
 from forge.records.run import JudgedAgain, Judging
-from forge.store.layout import open_run_lock
-from forge.store.reader import open_run, refuse_damage
-from forge.store.write.writer import open_writer
+from forge.store.layout import RunPaths, open_run_lock
+from forge.store.reader import RunReader, open_run, refuse_damage
+from forge.store.write.writer import Writer, open_writer
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from rich.console import RenderableType
-
-    from forge.adapters.settings import JudgeSettings
-    from forge.commands.counter import Advance
-    from forge.config.schema import Experiment, JudgeTable
-    from forge.evalpool.pool import Pool
-    from forge.process.devices import Gpu
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
-    from forge.store.write.writer import Writer
 
 OPTIONS = ("protocol", "policy", "target", "isolation", "workers")
 AS_SERVED = "as served"

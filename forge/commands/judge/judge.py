@@ -20,44 +20,36 @@ import math
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from forge.adapters.answering import NOT_RUN, refuse
-from forge.adapters.settings import MAX_JUDGES, checked_constants
+from forge.adapters.settings import MAX_JUDGES, JudgeSettings, checked_constants
 from forge.adapters.subjects import STDIN, KnownProblems, find_code, holds_several, read_source
 from forge.commands.counter import open_counter
 from forge.commands.turn_view import explain_packed
-from forge.config.schema.problems import find_shape_mistakes
+from forge.config.schema import JudgeTable
+from forge.config.schema.problems import Constant, RowFormat, find_shape_mistakes
 from forge.data.problem_files import Overrides, find_files
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_private_pool
 from forge.evalpool.site_packages import KEY as PACKAGES_KEY
-from forge.records import Reason, Status, Verdict
+from forge.process.devices import Gpu
+from forge.records import Problem, Reason, Status, Verdict
 from forge.records.rules import rules_in_words
+from forge.records.verdict import KernelTime, OtherVerdict
 from forge.rollout.play import verdict_without_code
 from forge.tools.toolbox import describe_profile
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from rich.console import RenderableType
-
-    from forge.adapters.settings import JudgeSettings
-    from forge.config.schema import JudgeTable
-    from forge.config.schema.problems import Constant, RowFormat
-    from forge.process.devices import Gpu
-    from forge.records import Problem
-    from forge.records.verdict import KernelTime, OtherVerdict
 
 MAX_NAME = 256
 """Characters of a path in a message: users paste a source in place of a path."""

@@ -7,33 +7,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from forge.adapters.settings import MAX_JUDGES
+from forge.adapters.settings import MAX_JUDGES, JudgeSettings
 from forge.adapters.subjects import KnownProblems
 from forge.commands.counter import open_counter
 from forge.commands.judge.judge import require_path
+from forge.config.schema import JudgeTable
+from forge.config.schema.problems import RowFormat
+from forge.data.problem_files import Overrides, ProblemFile
 from forge.errors import ConfigError
 from forge.evalpool.pool import examine_all, open_private_pool
+from forge.process.devices import Gpu
+from forge.records import Problem
 from forge.records.examination import Examination, Flag
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.adapters.settings import JudgeSettings
-    from forge.config.schema import JudgeTable
-    from forge.config.schema.problems import RowFormat
-    from forge.data.problem_files import Overrides, ProblemFile
-    from forge.process.devices import Gpu
-    from forge.records import Problem
-
 
 MAX_SHAPES = 3
 

@@ -16,24 +16,20 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
+from forge.config.schema.build import DuplicatesTable, SplitTable
 from forge.data.answers import parse
 from forge.data.build.examples import normalise_text
 from forge.data.build.near import Families, SignatureIndex, signature, similarity
 from forge.data.build.output import LeftOutRow
-from forge.data.build.steps import Step
+from forge.data.build.steps import Prepared, Step
 from forge.data.pairs.rows import SUFFIXES
 from forge.data.sources.loading import read_mixed
 from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from forge.config.schema.build import DuplicatesTable, SplitTable
-    from forge.data.build.steps import Prepared
 
 KEY = "heldout.paths"
 

@@ -20,16 +20,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.config.schema.build import DataBuild
 from forge.data.answers import defines, extract, fenced_blocks
 from forge.data.pairs.conversations import id_of, messages_pair, thinking_of, with_thinking
 from forge.data.pairs.rows import BadRow, Unfit, code_of, columns_of, kind_of
+from forge.data.prompts.prompt_set import PromptSet
 from forge.records import Message, Pair, Problem, Reason, Split, Status, Timing, Verdict
-
-if TYPE_CHECKING:
-    from forge.config.schema.build import DataBuild
-    from forge.data.prompts.prompt_set import PromptSet
 
 WRAPPER = "triton_kernel_wrapper"
 """Entry point of the benchmark that Trinity's traces come from."""

@@ -10,30 +10,26 @@ judge's question.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import xxhash
 
+from forge.config.schema.build import DataBuild
 from forge.data.answers import binds, jitted, parse
 from forge.data.build.examples import Example, to_example
 from forge.data.build.near import signature
 from forge.data.build.output import LeftOutRow
+from forge.data.chat import ChatTemplate
 from forge.data.pairs.conversations import BadThinking, retag
 from forge.data.pairs.rows import BadRow, Broken, Row, Unfit, is_unicode
+from forge.data.prompts.prompt_set import PromptSet
 from forge.data.sources.normal_form import digests_asked
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
-
-    from forge.config.schema.build import DataBuild
-    from forge.data.chat import ChatTemplate
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.records import Message
+from forge.records import Message
 
 CHARACTERS_PER_TOKEN = 8
 """A longer text, per allowed token, is first tokenised up to this length only."""

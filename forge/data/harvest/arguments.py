@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import ast
 import keyword
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from forge.data.harvest.closure import TOO_DEEP, NotSelfContained, copied, globals_of
+from forge.data.harvest.closure import TOO_DEEP, Closure, NotSelfContained, copied, globals_of
 from forge.data.harvest.records import Found, Rejected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from forge.data.harvest.closure import Closure
 
 CONFIG = "SimpleNamespace"
 MOCK = "_mock_config"

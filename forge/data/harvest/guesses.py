@@ -10,18 +10,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
-from typing import TYPE_CHECKING
 
-from forge.data.harvest.arguments import constructor_call, problem_text
-from forge.data.harvest.closure import NotSelfContained
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from forge.data.harvest.arguments import Constructed
-    from forge.data.harvest.closure import Closure
+from forge.data.harvest.arguments import Constructed, constructor_call, problem_text
+from forge.data.harvest.closure import Closure, NotSelfContained
 
 MAX_GUESSES = 12
 WIDTH = 16

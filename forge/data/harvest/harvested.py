@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from forge.data.build.output import LeftOutRow, describe_steps, length_facts, write_whole
-from forge.data.prompts.prompt_set import Exchange
+from forge.data.harvest.records import Found
+from forge.data.prompts.prompt_set import Exchange, PromptSet
 from forge.records import Message, Problem, Split, Status, Verdict
 from forge.records.reason import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from forge.data.harvest.records import Found
-    from forge.data.prompts.prompt_set import PromptSet
-
 
 STEPS = {
     "self-contained": "its text has all that it needs, and nothing that a sandbox refuses",

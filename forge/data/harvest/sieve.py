@@ -12,24 +12,19 @@ folder, which a sandbox allows, is refused here alone.
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
+from forge.config.schema.build import SplitTable
 from forge.data.answers import parse
 from forge.data.build.choice import HeldoutProblems, choose_heldout
 from forge.data.build.near import Families, SignatureIndex, signature
 from forge.data.build.output import LeftOutRow
 from forge.data.harvest.closure import MAX_CHARS, TOO_DEEP, Import, is_allowed
 from forge.data.harvest.kernelbench import NONE, marks, structure_of
+from forge.data.harvest.records import Found
 from forge.data.sources.normal_form import normal_digest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from forge.config.schema.build import SplitTable
-    from forge.data.harvest.records import Found
-
 
 FILES = frozenset({"open", "input"})
 CODE = frozenset({"exec", "eval", "compile", "__import__", "breakpoint"})

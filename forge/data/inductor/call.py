@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from forge.data.harvest.records import Unanswered
 from forge.data.inductor.expressions import (
@@ -23,12 +24,17 @@ from forge.data.inductor.expressions import (
     summed,
     tidy,
 )
-from forge.data.inductor.source import SCALAR, called, dotted, expression, named, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, Traced
+from forge.data.inductor.source import (
+    SCALAR,
+    GeneratedAnswer,
+    GeneratedKernel,
+    Traced,
+    called,
+    dotted,
+    expression,
+    named,
+    walk,
+)
 
 Sizes = tuple[ast.expr, ...]
 IGNORED = ("assert_size_stride", "get_raw_stream", "args.clear", "torch.cuda.set_device")

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from forge.data.inductor.expressions import Substituted
 from forge.data.inductor.runtime_functions import translate
-from forge.data.inductor.source import dotted, is_call, names_in, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.data.inductor.source import GeneratedKernel
+from forge.data.inductor.source import GeneratedKernel, dotted, is_call, names_in, walk
 
 EFFECTS = ("store", "atomic_", "debug_barrier", "device_print", "inline_asm", "static_assert")
 """Beginnings of the names of functions that do more than give a value."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import ast
 import copy
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from forge.data.harvest.closure import globals_of
 from forge.data.harvest.records import Unanswered
 from forge.data.inductor.call import (
     Allocate,
     Compute,
+    Forward,
     Launch,
     Number,
     Root,
@@ -24,14 +25,17 @@ from forge.data.inductor.call import (
     same,
 )
 from forge.data.inductor.runtime_functions import FUNCTIONS, translate
-from forge.data.inductor.source import dotted, expression, named, names_in, walk
+from forge.data.inductor.source import (
+    GeneratedAnswer,
+    GeneratedKernel,
+    Traced,
+    dotted,
+    expression,
+    named,
+    names_in,
+    walk,
+)
 from forge.data.inductor.text import print_module
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from forge.data.inductor.call import Forward
-    from forge.data.inductor.source import GeneratedAnswer, GeneratedKernel, Traced
 
 GIVEN = ("torch", "triton", "triton.language", "triton.language.extra", "torch.nn")
 """Modules whose imports are written anew."""

@@ -12,10 +12,10 @@ import copy
 import keyword
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from forge.data.inductor.call import Allocate, Compute, Launch, Number, Root, Step, View
+from forge.data.inductor.call import Allocate, Compute, Forward, Launch, Number, Root, Step, View
 from forge.data.inductor.expressions import (
     TEMPORARY,
     Polynomial,
@@ -28,13 +28,15 @@ from forge.data.inductor.expressions import (
 )
 from forge.data.inductor.kernel import cleaned, with_used_parameters
 from forge.data.inductor.module import operations
-from forge.data.inductor.source import dotted, expression, is_call, named, names_in, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from forge.data.inductor.call import Forward
-    from forge.data.inductor.source import GeneratedKernel
+from forge.data.inductor.source import (
+    GeneratedKernel,
+    dotted,
+    expression,
+    is_call,
+    named,
+    names_in,
+    walk,
+)
 
 WIDEST = 72
 """Longest expression that takes in a value that is used once."""

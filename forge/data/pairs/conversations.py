@@ -24,7 +24,8 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forge.data.answers import fenced_blocks
 from forge.data.pairs.rows import (
@@ -40,13 +41,9 @@ from forge.data.pairs.rows import (
     short,
     text_of,
 )
+from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError
 from forge.records import Message, Pair
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.data.prompts.prompt_set import PromptSet
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "model_reasoning", "reasoning_details")
 """Fields with the thinking of an answer."""

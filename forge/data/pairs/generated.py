@@ -11,22 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from random import Random
-from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.config.schema import DataTable
 from forge.data.families.ops import OPS, Chain
-from forge.data.families.sizes import Dtype
+from forge.data.families.sizes import Dtype, Sizes
 from forge.data.generator import Composition, Style, answer, answer_to, static_sizes
 from forge.data.mistakes import broken
-from forge.data.prompts.prompt_set import Exchange
-from forge.records import Message, Pair, Problem, Verdict
-
-if TYPE_CHECKING:
-    from forge.config.schema import DataTable
-    from forge.data.families.sizes import Sizes
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.records import Judge
+from forge.data.prompts.prompt_set import Exchange, PromptSet
+from forge.records import Judge, Message, Pair, Problem, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,23 +7,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.config.schema import PromptTable
 from forge.data.answers import fenced_blocks
 from forge.data.prompts.templates import RUN_NAMES, check_template, render, report, used_names
 from forge.errors import ConfigError
-from forge.records import Message, Status
+from forge.records import Message, Problem, Prompt, Status, ToolCall, Verdict
 from forge.records.problem import ReferenceModule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from forge.config.schema import PromptTable
-    from forge.records import Problem, Prompt, ToolCall, Verdict
-
 
 TOOL_ROLE = "tool"
 """Role of a tool's reply. A prompter without a template for it takes `user`."""

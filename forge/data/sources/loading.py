@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.config.schema import SourceTable
 from forge.data.pairs.conversations import id_of
 from forge.data.pairs.rows import (
     SUFFIXES,
@@ -46,6 +47,7 @@ from forge.data.pairs.rows import (
 )
 from forge.data.problem_files import (
     Overrides,
+    ProblemFile,
     find_files,
     find_mistakes,
     parse_source,
@@ -54,14 +56,7 @@ from forge.data.problem_files import (
     values_by_shape,
 )
 from forge.errors import ConfigError
-from forge.records import Split
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.config.schema import SourceTable
-    from forge.data.problem_files import ProblemFile
-    from forge.records import Problem
+from forge.records import Problem, Split
 
 
 @dataclass(frozen=True, kw_only=True)

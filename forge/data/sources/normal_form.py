@@ -13,16 +13,12 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from forge.data.answers import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from forge.records import Message
+from forge.records import Message
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

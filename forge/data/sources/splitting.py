@@ -7,21 +7,17 @@ training problem that duplicates a held-out one is refused or left out. Pure and
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
-from typing import TYPE_CHECKING
 
+from forge.config.schema import ProblemsTable
 from forge.config.schema.problems import MOST_HELDOUT, SHARED
 from forge.data.generator import is_generated
 from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError
 from forge.records import Problem, Split
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.config.schema import ProblemsTable
 
 logger = logging.getLogger(__name__)
 

@@ -9,16 +9,12 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio
 
 from forge.records import ProcessEnd, ProcessStart
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from forge.rollout.ports import Sink
+from forge.rollout.ports import Sink
 
 
 @dataclass(slots=True, kw_only=True)

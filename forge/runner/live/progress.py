@@ -19,26 +19,22 @@ import sqlite3
 import sys
 import time
 from collections import deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
 import anyio
 import anyio.to_thread
+from rich.console import RenderableType
 
 from forge.errors import ForgeError
 from forge.process.control import LiveStatus
+from forge.records import Group
+from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
 from forge.views.run_state import PlayedSteps, live_facts, load_played_steps
 from forge.views.text.numbers import clock
 from forge.views.text.terminal import redirect_to_null
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
-    from rich.console import RenderableType
-
-    from forge.records import Group
-    from forge.store.layout import RunPaths
 
 RATE_WINDOW_S = 20.0
 """Window of rates: long enough to be steady, short enough to follow a stage."""

@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import anyio
+from anyio.abc import TaskGroup, TaskStatus
 
+from forge.config.schema import LimitsTable
 from forge.errors import Stopped
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from anyio.abc import TaskGroup, TaskStatus
-
-    from forge.config.schema import LimitsTable
 
 
 class StopRequest:

@@ -10,27 +10,22 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.exits import ending_of
-from forge.process.child import ChildSpec, open_child
+from forge.process.child import Child, ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.lease import hold_lease
+from forge.runner.live.progress import Console
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.resume import events
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator
-
-    from forge.process.child import Child
-    from forge.runner.live.progress import Console
 
 log = logging.getLogger(__name__)
 

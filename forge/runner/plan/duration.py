@@ -13,9 +13,11 @@ import itertools
 import json
 import logging
 import math
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 from forge.config.schema import (
     Budget,
@@ -29,26 +31,19 @@ from forge.config.schema import (
     TrainStage,
 )
 from forge.data.pairs.generated import most_broken
+from forge.process.devices import Gpu
+from forge.runner.plan.machine import Machine
 from forge.runner.plan.placement import (
+    Placement,
     makes_pairs,
     needs_judges,
     needs_serving,
     num_ranks,
     turns_played,
 )
-from forge.runner.plan.shape import model_shape
-from forge.store.layout import write_file
+from forge.runner.plan.shape import ModelShape, model_shape
+from forge.store.layout import RunPaths, write_file
 from forge.views.text.numbers import count, minutes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from forge.process.devices import Gpu
-    from forge.runner.plan.machine import Machine
-    from forge.runner.plan.placement import Placement
-    from forge.runner.plan.shape import ModelShape
-    from forge.store.layout import RunPaths
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -12,15 +12,11 @@ H100s and H200s (`tests/runner/plan/test_memory.py` has them). `placement` adds 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from forge.config.schema import SftStage
+from forge.config.schema import GrpoStage, ModelTable, ProblemsTable, ServeTable, SftStage
 from forge.evalpool import capacity
-from forge.runner.plan.shape import PLAIN, QK_NORMS
-
-if TYPE_CHECKING:
-    from forge.config.schema import GrpoStage, ModelTable, ProblemsTable, ServeTable
-    from forge.runner.plan.shape import ModelShape
+from forge.runner.plan.shape import PLAIN, QK_NORMS, ModelShape
 
 CONTEXT_BYTES = 900 << 20
 """A process with torch on a card: CUDA context, cuBLAS workspace, rest of the allocator."""

@@ -11,16 +11,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from forge.config.schema import GrpoStage, LoraTable, QuantizeTable, SftStage, TrainStage
+from forge.config.schema import (
+    Experiment,
+    GrpoStage,
+    LoraTable,
+    ModelTable,
+    QuantizeTable,
+    ServeTable,
+    SftStage,
+    TrainStage,
+)
 from forge.errors import MachineError
-from forge.process.devices import Gpu, Vendor, matching
-from forge.runner.plan.machine import CardBusy
+from forge.process.devices import Gpu, GpuUser, Vendor, matching
+from forge.runner.plan.machine import CardBusy, Machine
 from forge.runner.plan.memory import (
     ASLEEP_BYTES,
     ServeBytes,
@@ -30,22 +40,14 @@ from forge.runner.plan.memory import (
     serve_bytes,
     train_bytes,
 )
-from forge.runner.plan.shape import model_shape
+from forge.runner.plan.shape import ModelShape, model_shape
 from forge.runner.weights.model_dir import config_dir
 from forge.train.refusals import PACKED, text_config
 from forge.views.text.numbers import count, gigabytes
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+Users = Mapping[str, tuple[GpuUser, ...]]
+_Change = tuple[str, Experiment, "Placement"]
 
-    from forge.config.schema import Experiment, ModelTable, ServeTable
-    from forge.process.devices import GpuUser
-    from forge.runner.plan.machine import Machine
-    from forge.runner.plan.shape import ModelShape
-
-    Users = Mapping[str, tuple[GpuUser, ...]]
-    _Change = tuple[str, Experiment, "Placement"]
 
 ROLES = ("serve", "judge", "train")
 CAN_SLEEP = frozenset({"vllm", "hf"})

@@ -6,12 +6,16 @@ raises for what cannot work, before a run has a directory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import RenderableType
 
 from forge.config.schema import Experiment, GrpoStage, TrainStage
 from forge.config.schema.problems import SHARED
 from forge.data.problems import in_split
+from forge.process.devices import Gpu
 from forge.records import Split
 from forge.records.rules import rules_in_words
 from forge.runner.plan.duration import PhasePlan, load_rates, predict_disk_bytes, predict_phases
@@ -32,13 +36,6 @@ from forge.runner.plan.shape import count_params, llama_refusal, why_unknown
 from forge.runner.weights.model_dir import check_model_path
 from forge.serve.engines import GET_VLLM, choose_engine
 from forge.views.text.numbers import gigabytes, minutes, parameters, size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from rich.console import RenderableType
-
-    from forge.process.devices import Gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

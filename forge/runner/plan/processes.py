@@ -8,12 +8,14 @@ memory of their cards as at home. Pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from forge.config.schema import SftStage, TrainStage, with_half_a_card
+from forge.config.schema import Experiment, ServeTable, SftStage, TrainStage, with_half_a_card
+from forge.config.schema.training import ModelTable
 from forge.errors import MachineError
-from forge.runner.plan.machine import CORES_PER_CARD
+from forge.process.devices import Gpu
+from forge.runner.plan.machine import CORES_PER_CARD, Machine
 from forge.runner.plan.placement import (
     Placement,
     fit,
@@ -26,14 +28,6 @@ from forge.runner.plan.placement import (
 )
 from forge.runner.plan.shape import model_shape
 from forge.views.text.numbers import count
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from forge.config.schema import Experiment, ServeTable
-    from forge.config.schema.training import ModelTable
-    from forge.process.devices import Gpu
-    from forge.runner.plan.machine import Machine
 
 SUPERVISOR_BYTES = 200 << 20
 TORCH_PROCESS_BYTES = 450 << 20

@@ -5,39 +5,37 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from forge.config.schema import Experiment, GrpoStage, SftStage, TrainStage, split_of
+from forge.config.schema import Experiment, GrpoStage, ModelTable, SftStage, TrainStage, split_of
 from forge.config.schema.problems import SHARED, is_hub_name
 from forge.config.schema.training import CHATML
 from forge.data.chat import ChatTemplate
 from forge.data.generator import is_ample
 from forge.data.problems import in_split, load_problems
-from forge.data.prompts.prompt_set import make_prompts
+from forge.data.prompts.prompt_set import PromptSet, make_prompts
 from forge.data.sources.splitting import digest_of
-from forge.data.template import KEY, absent_template, text_of, try_template
+from forge.data.template import KEY, Template, absent_template, text_of, try_template
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.cards import require_target
 from forge.evalpool.site_packages import require_installed
 from forge.records import Message, Problem, Split
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner.plan.placement import needs_serving, num_ranks, turns_played, turns_trained
+from forge.runner.plan.machine import Machine
+from forge.runner.plan.placement import (
+    Placement,
+    needs_serving,
+    num_ranks,
+    turns_played,
+    turns_trained,
+)
 from forge.runner.plan.shape import llama_refusal, model_shape
 from forge.runner.weights.model_dir import config_dir, lora_rank
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
 from forge.train.refusals import OWN_CODE, has_own_code, is_mixture, missing_package, refusals
 from forge.views.text.numbers import count, gigabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.config.schema import ModelTable
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.data.template import Template
-    from forge.runner.plan.machine import Machine
-    from forge.runner.plan.placement import Placement
 
 SHARE = f'problems.num_heldout = "{SHARED}", by which evaluations are of what is trained on'
 

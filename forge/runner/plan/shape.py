@@ -14,25 +14,21 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from forge.config.schema import LoraTable, ModelTable, TinyModel
 from forge.errors import ConfigError
 from forge.process.environment import child_env
 from forge.runner.weights.model_dir import CONFIG, config_dir, read_config
 from forge.serve.architectures import no_llama, why_not_llama
 from forge.store.layout import write_file
 from forge.train.gguf import read_gguf
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from forge.config.schema import LoraTable, ModelTable, TinyModel
-
 
 PLAIN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` whose shapes `decoder` computes from a config."""

@@ -15,13 +15,16 @@ import fcntl
 import hashlib
 import shutil
 import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import anyio
 
+from forge.config.schema import DataTable, Experiment, ModelTable, ProblemsTable
+from forge.config.schema.build import DataBuild
 from forge.config.schema.problems import is_hub_name
 from forge.data.chat import ChatTemplate
 from forge.data.template import FILE, SOURCES
@@ -32,12 +35,6 @@ from forge.runner.weights.model_dir import check_complete, check_model_path
 from forge.train.gguf import GgufModel, made_dir, read_gguf
 from forge.train.handle import run_from_gguf
 from forge.views.text.numbers import duration, gigabytes, parameters, size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
-    from forge.config.schema import DataTable, Experiment, ModelTable, ProblemsTable
-    from forge.config.schema.build import DataBuild
 
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 ROW_FILES = (("*.parquet",), ("*.jsonl", "*.json"))

@@ -17,17 +17,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.data.prompts.prompt_set import PromptSet
 from forge.records import Message, Problem, Split
 from forge.runner.prepare.prompt_facts import prompts_by_hash
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.store.reader import RunReader
+from forge.store.reader import RunReader
 
 _ANSWERS = """
 WITH trained AS (SELECT DISTINCT problem_id FROM groups WHERE purpose IN ('train', 'search')),

@@ -23,14 +23,19 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 
+from forge.config.schema import GrpoStage, SftStage
 from forge.errors import MachineError
 from forge.records import Rewind
+from forge.rollout.batches import Batch
+from forge.runner.stages.run_context import RunContext
 from forge.store.reader import open_run
 from forge.store.resume import last_steps
 from forge.train.batch import BadBatch, SampleHeader, read_headers, read_state, write_batch
@@ -40,14 +45,6 @@ from forge.train.checkpoints import (
     find_resume_point,
     remove_checkpoints,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from forge.config.schema import GrpoStage, SftStage
-    from forge.rollout.batches import Batch
-    from forge.runner.stages.run_context import RunContext
 
 _EVALUATED = """
 SELECT step FROM v_evaluations WHERE stage = ? || step ORDER BY pass_at_1 DESC, step DESC

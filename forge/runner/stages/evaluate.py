@@ -25,40 +25,33 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from forge.config.schema import SftStage
+from forge.config.schema import EvalStage, EvalTable, GrpoStage, JudgeTable, ServeTable, SftStage
 from forge.data.sources.normal_form import digests_in
 from forge.data.sources.splitting import digest_of, num_shared
 from forge.errors import ConfigError
-from forge.evalpool.pool import open_pool
+from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
-from forge.records import End, Evaluation, Group, Problem, Purpose, Split, Trajectory
+from forge.records import End, Evaluation, Group, Problem, Purpose, Split, Trajectory, Turn
 from forge.rollout.play import GroupPlace, Rules, play_group
+from forge.rollout.ports import Ports
 from forge.rollout.seeds import problem_place
 from forge.runner.live.progress import group_numbers
 from forge.runner.prepare.prepare import load_pairs
-from forge.store.reader import open_run
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.run_context import RunContext
+from forge.store.layout import RunPaths
+from forge.store.reader import RunReader, open_run
 from forge.store.resume import events, read_groups
 from forge.views.statistics import evaluate_groups, measure_speed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from forge.config.schema import EvalStage, EvalTable, GrpoStage, JudgeTable, ServeTable
-    from forge.evalpool.pool import Pool
-    from forge.records import Turn
-    from forge.rollout.ports import Ports
-    from forge.runner.stages.desk import TrainerDesk
-    from forge.runner.stages.run_context import RunContext
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
 
 ROLLOUTS_PER_SLOT = 1.5
 """Rollouts played at once per sequence slot of the engines: while some are judged, others use their

@@ -21,44 +21,34 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
 
-from forge.records import Metrics, Split
+from forge.config.schema import GrpoStage
+from forge.records import Metrics, Problem, Split
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.past import Past, recall, still_of_use
+from forge.rollout.play import Rules
+from forge.rollout.ports import Ports
 from forge.rollout.producer import produce_batches
-from forge.rollout.sampling import make_sampler
+from forge.rollout.sampling import Sampler, make_sampler
 from forge.runner.live.progress import follow_steps, group_numbers
 from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints
 from forge.runner.stages.desk import Engines, TrainerDesk, TrainerState
 from forge.runner.stages.evaluate import Midway, evaluated_steps
+from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.trainer import own_trainer
-from forge.runner.weights.sync import choose_turnover
+from forge.runner.weights.sync import TurnGate, choose_turnover
 from forge.serve.port import PREFIX_CACHE
+from forge.serve.replicas import Replicas
+from forge.serve.weights import Weights
 from forge.store.reader import open_run
 from forge.store.resume import untrained_groups
-from forge.train.checkpoints import is_kept
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from anyio.streams.memory import MemoryObjectReceiveStream
-
-    from forge.config.schema import GrpoStage
-    from forge.records import Problem
-    from forge.rollout.play import Rules
-    from forge.rollout.ports import Ports
-    from forge.rollout.sampling import Sampler
-    from forge.runner.stages.run_context import RunContext
-    from forge.runner.weights.sync import TurnGate
-    from forge.serve.replicas import Replicas
-    from forge.serve.weights import Weights
-    from forge.train.checkpoints import ResumePoint
-
+from forge.train.checkpoints import ResumePoint, is_kept
 
 _EVIDENCE = """
 SELECT problem_id, avg(r * r) - avg(r) * avg(r) FROM (

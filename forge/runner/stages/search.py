@@ -11,28 +11,23 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
 from forge.config.schema import Budget, SearchStage, split_of
-from forge.records import Purpose
+from forge.records import Purpose, Turn
 from forge.rollout.play import GroupPlace, play_group
-from forge.rollout.search import Search, attempt_of, next_search
+from forge.rollout.ports import Ports
+from forge.rollout.search import JudgedAnswer, Search, attempt_of, next_search
 from forge.rollout.seeds import derive_seed, problem_place
 from forge.runner.stages.evaluate import groups_in_flight, spread
+from forge.runner.stages.run_context import RunContext
 from forge.store.reader import open_run
 from forge.store.resume import read_turn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.records import Turn
-    from forge.rollout.ports import Ports
-    from forge.rollout.search import JudgedAnswer
-    from forge.runner.stages.run_context import RunContext
 
 GAIN, ENDED = "search_gain", "search_ended"
 """Kinds of events: a better kernel, and the end of the search on a problem."""

@@ -7,29 +7,24 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import anyio.to_thread
 
+from forge.config.schema import DataTable, SftStage
+from forge.data.chat import ChatTemplate, TrainingRow
 from forge.errors import ConfigError
 from forge.records import Pair
 from forge.runner.prepare.own_answers import AnswerFilter, describe_reasons, own_rows
 from forge.runner.prepare.prepare import data_dir, load_pairs, write_kept
 from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints
 from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.trainer import own_trainer
+from forge.serve.weights import Weights
 from forge.store.reader import open_run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from forge.config.schema import DataTable, SftStage
-    from forge.data.chat import ChatTemplate, TrainingRow
-    from forge.runner.stages.run_context import RunContext
-    from forge.serve.weights import Weights
-
 
 ROLES = ("trainer",)
 """Engines and judges have no work in the stage: that they are idle says nothing."""

@@ -10,35 +10,27 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
-from forge.cluster.roles import is_cause, open_ranks
-from forge.config.schema import GrpoStage, SftStage
-from forge.errors import ConfigError, MachineError
-from forge.process.child import describe_exit
-from forge.runner.plan.placement import is_packed
+from forge.cluster.roles import Ranks, is_cause, open_ranks
+from forge.config.schema import GrpoStage, ModelTable, ServeTable, SftStage
+from forge.errors import ConfigError, ForgeError, MachineError
+from forge.process.child import Child, describe_exit
+from forge.runner.plan.placement import Placement, is_packed
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.run_context import RunContext
 from forge.serve.engines import ENGINES
+from forge.serve.weights import Weights
+from forge.train.checkpoints import ResumePoint
 from forge.train.handle import TrainerJob, open_trainer
 from forge.views.text.numbers import gigabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from forge.cluster.roles import Ranks
-    from forge.config.schema import ModelTable, ServeTable
-    from forge.errors import ForgeError
-    from forge.process.child import Child
-    from forge.runner.plan.placement import Placement
-    from forge.runner.stages.desk import TrainerDesk
-    from forge.runner.stages.run_context import RunContext
-    from forge.serve.weights import Weights
-    from forge.train.checkpoints import ResumePoint
 
 Stage = TypeVar("Stage", bound=SftStage | GrpoStage)
 

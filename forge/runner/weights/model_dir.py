@@ -7,14 +7,12 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.config.schema import ModelTable
 from forge.data.template import read_object
 from forge.errors import ConfigError
 from forge.train.gguf import made_dir, made_models
-
-if TYPE_CHECKING:
-    from forge.config.schema import ModelTable
 
 CONFIG = "config.json"
 NEEDED = (CONFIG, "tokenizer.json")

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
 
-from forge.config.schema import TrainStage
+from forge.config.schema import Experiment, ModelTable, TrainStage
 from forge.errors import ConfigError, MachineError
+from forge.records import PolicyVersion
 from forge.serve.weights import Weights
-from forge.store.reader import open_run
-from forge.store.resume import events, last_state
+from forge.store.layout import RunPaths
+from forge.store.reader import RunReader, open_run
+from forge.store.resume import LastState, events, last_state
 from forge.train.checkpoints import is_kept
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.config.schema import Experiment, ModelTable
-    from forge.records import PolicyVersion
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
-    from forge.store.resume import LastState
 
 PUBLISHED = re.compile(r"\.?(sft|grpo)-\d+")
 """Start of the names that trainers give to the directories they publish, whole or partial."""

@@ -24,26 +24,22 @@ import logging
 import math
 import shutil
 import time
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field
 
 from forge.errors import ChildDied, ForgeError, Stalled
 from forge.records import Event, PolicyVersion
-from forge.runner.weights.resume import sha256_of_weights
+from forge.runner.weights.resume import StartingWeights, sha256_of_weights
 from forge.serve.port import OLD_ADAPTERS
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-    from pathlib import Path
-
-    from forge.runner.weights.resume import StartingWeights
-    from forge.serve.replicas import Replicas
-    from forge.store.write.writer import Writer
+from forge.serve.replicas import Replicas
+from forge.store.write.writer import Writer
 
 logger = logging.getLogger(__name__)
 

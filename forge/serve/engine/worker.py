@@ -25,15 +25,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
+
+import numpy as np
 
 from forge.errors import ForgeError, MachineError
-from forge.serve.port import Chunk, EngineStatus
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from forge.serve.port import EngineSample, Request
+from forge.serve.port import Chunk, EngineSample, EngineStatus, Request
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gguf
+from tokenizers import Tokenizer
 
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Rules = Mapping[str, str | bool]
 MODEL, PRE = gguf.Keys.Tokenizer.MODEL, gguf.Keys.Tokenizer.PRE

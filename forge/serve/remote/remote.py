@@ -18,14 +18,16 @@ same mapping, and its import takes 0.35 s.
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import anyio
 
+from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ForgeError, MachineError, Stalled
 from forge.process.ask import parse_content
 from forge.process.busy import BusyClock
@@ -34,11 +36,6 @@ from forge.records import Completion, Finish
 from forge.serve.remote.url_client import UrlClient, choose_model, open_server
 from forge.serve.served import SampleRequest, Served
 from forge.serve.wire import COMPACT, unpack
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-
-    from forge.config.schema import ServeTable
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import numpy as np
@@ -42,10 +42,8 @@ from forge.serve.checkpoint_files import (
 )
 from forge.serve.engine.worker import FAULT_EXIT
 from forge.serve.port import Chunk, EngineSample, EngineStatus, Request, check_score
+from forge.serve.vllm.library import Vllm
 from forge.serve.vllm.settings import MAX_LORAS, VllmSettings, sampling_arguments, scoring_arguments
-
-if TYPE_CHECKING:
-    from forge.serve.vllm.library import Vllm
 
 logger = logging.getLogger(__name__)
 

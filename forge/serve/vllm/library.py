@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.process.gpu_locks import card_turns
-from forge.serve.vllm.settings import engine_arguments, environment
-
-if TYPE_CHECKING:
-    from forge.serve.vllm.settings import VllmSettings
+from forge.serve.vllm.settings import VllmSettings, engine_arguments, environment
 
 
 @dataclass(slots=True)

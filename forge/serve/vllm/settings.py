@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import read_json
 from forge.serve.engine.rows import sample_seed
-
-if TYPE_CHECKING:
-    from forge.serve.port import Request
+from forge.serve.port import Request
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has kernels for; 1 is left out, since 8 costs no more."""

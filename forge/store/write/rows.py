@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from forge.records import (
     Attempt,
@@ -35,15 +35,14 @@ from forge.records import (
     Rewind,
     Sample,
     SampleUse,
+    Timing,
     Trajectory,
     Turn,
+    Verdict,
 )
 from forge.records.run import JudgedAgain, Judging
 from forge.records.verdict import TIMING_FIELDS
 from forge.store.codec import Body, Encoder, utf8
-
-if TYPE_CHECKING:
-    from forge.records import Timing, Verdict
 
 _TURN_KEY = ("group_id", "rollout", "turn")
 _VERDICT_FIELDS = (

@@ -20,33 +20,34 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl.models.utils import prepare_fsdp
 from trl.trainer.utils import use_adapter
 
+from forge.records import Sample
 from forge.train.batch import read_batch
 from forge.train.trainer.child.card import take_peak_bytes
-from forge.train.trainer.child.control import StopFlag, SupervisorClient, open_stage
-from forge.train.trainer.child.settings import trainer_arguments
+from forge.train.trainer.child.control import (
+    StepOrders,
+    StopFlag,
+    SupervisorClient,
+    TakenBatch,
+    open_stage,
+)
+from forge.train.trainer.child.parallel import World
+from forge.train.trainer.child.settings import TrainerSettings, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter, StageTrainer
 from forge.train.trainer.model.load import load_base, load_model
 from forge.train.trainer.packed import sequences
 from forge.train.trainer.packed.head import Scores, add_head, score
+from forge.train.trainer.packed.sequences import MicroBatch
 from forge.train.trainer.publish.probes import Prober, read_tokens
 from forge.train.trainer.publish.weights import Publisher, snapshot, write_and_offer
-
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
-
-    from forge.records import Sample
-    from forge.train.trainer.child.control import StepOrders, TakenBatch
-    from forge.train.trainer.child.parallel import World
-    from forge.train.trainer.child.settings import TrainerSettings
-    from forge.train.trainer.packed.sequences import MicroBatch
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from forge.train.trainer.child.card import take_peak_bytes
 from forge.train.trainer.child.control import StopFlag, SupervisorClient, open_stage
@@ -26,15 +28,10 @@ from forge.train.trainer.child.settings import TrainerSettings, trainer_argument
 from forge.train.trainer.child.trainer import Reporter, StageTrainer
 from forge.train.trainer.model.load import load_model
 from forge.train.trainer.packed import sequences
+from forge.train.trainer.packed.head import Scores
+from forge.train.trainer.packed.sequences import MicroBatch
 from forge.train.trainer.publish.probes import Tokens, probe
 from forge.train.trainer.publish.weights import free_dir, save_weights, snapshot
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import TrainerControl, TrainerState, TrainingArguments
-
-    from forge.train.trainer.packed.head import Scores
-    from forge.train.trainer.packed.sequences import MicroBatch
 
 logger = logging.getLogger(__name__)
 

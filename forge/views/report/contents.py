@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.store.reader import RunReader
 from forge.views.gains import load_before_after, load_gains
 from forge.views.report.charts import (
     FAILURES,
@@ -20,6 +21,7 @@ from forge.views.report.charts import (
     MORE,
     STEP_PARTS,
     TIMES,
+    Chart,
     Training,
     ask,
     measured_charts,
@@ -38,10 +40,6 @@ from forge.views.run_state import (
 from forge.views.show import load_by_protocol
 from forge.views.text.numbers import NONE, clock, finite, grouped, percent, without_empty
 from forge.views.text.secrets import hide_in_diff, hide_secrets
-
-if TYPE_CHECKING:
-    from forge.store.reader import RunReader
-    from forge.views.report.charts import Chart
 
 Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
 """Head and rows. A cell is a text, a link (`samples.PageLink`) or several of these."""

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from forge.records import Status
+from forge.store.reader import RunReader
 from forge.views.report.charts import spread
 from forge.views.run_state import stage_name
 from forge.views.text.numbers import NONE, finite, percent, without_empty
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from forge.store.reader import RunReader
 
 MOST_SETS = 4
 """Evaluations that are listed: the first, the last, and some between."""

@@ -17,14 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
 
 from forge.errors import ConfigError, MachineError, pip_install, unwritable
-
-if TYPE_CHECKING:
-    import pyarrow
-
-    from forge.store.reader import RowStream, RunReader
+from forge.store.reader import RowStream, RunReader
 
 _SOURCE = "(SELECT body FROM texts WHERE text_id = p.source_id) AS source"
 TABLES: dict[str, str] = {

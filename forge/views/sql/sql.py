@@ -11,17 +11,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group as RichGroup
 
 from forge.errors import ConfigError
+from forge.store.reader import RowStream, RowTable
+from forge.views.text.fitting import Fitting
 from forge.views.text.numbers import finite
 from forge.views.text.terminal import json_text
-
-if TYPE_CHECKING:
-    from rich.console import Group as RichGroup
-
-    from forge.store.reader import RowStream, RowTable
-    from forge.views.text.fitting import Fitting
 
 PLACE = "forge sql"
 MOST_ROWS = 1000

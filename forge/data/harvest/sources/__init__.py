@@ -3,20 +3,16 @@ code and run none of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from forge.data.harvest.records import HarvestSource
 from forge.data.harvest.sources.compositions.draw import open_compositions
 from forge.data.harvest.sources.modules import ModuleTree, open_package
 from forge.data.harvest.sources.paritybench import Paritybench
 from forge.data.harvest.sources.rows import open_rows
 from forge.data.harvest.sources.samples.source import open_samples
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from forge.data.harvest.records import HarvestSource
 
 OPENERS: dict[str, Callable[[str], HarvestSource]] = {
     "compositions": open_compositions, "package": open_package, "torch-samples": open_samples,

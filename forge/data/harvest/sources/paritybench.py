@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from forge.data.harvest.arguments import (
     MOCK,
@@ -21,14 +23,8 @@ from forge.data.harvest.arguments import (
     problem_text,
     tried,
 )
-from forge.data.harvest.closure import Closure, Library, NotSelfContained
+from forge.data.harvest.closure import Closure, CodeFile, Library, NotSelfContained
 from forge.data.harvest.records import Found, Rejected
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from forge.data.harvest.closure import CodeFile
 
 FOLDER = "generated"
 KIND = "paritybench"

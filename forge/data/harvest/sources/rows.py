@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from forge.data.harvest.arguments import (
     MOCK,
@@ -22,14 +24,8 @@ from forge.data.harvest.arguments import (
 from forge.data.harvest.closure import Closure, CodeFile, Library, NotSelfContained
 from forge.data.harvest.records import Found, Rejected
 from forge.data.pairs.rows import BadRow, Unfit, hash_rows, row_files, rows_of
-from forge.data.sources.loading import row_problem
+from forge.data.sources.loading import RowProblem, row_problem
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from forge.data.sources.loading import RowProblem
 
 KEY = "SOURCE: rows"
 LICENCES = ("licenses", "licence", "license")

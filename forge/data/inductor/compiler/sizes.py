@@ -8,9 +8,10 @@ import contextlib
 import dataclasses
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import sympy
@@ -21,14 +22,10 @@ from torch._inductor.dependencies import MemoryDep
 from torch._inductor.scheduler import Scheduler
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, ModularIndexing
 from torch.utils._sympy.printers import PythonPrinter
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
 FIRST = 9000
 """Number of the first symbol for a size that follows from others."""

@@ -14,26 +14,23 @@ from __future__ import annotations
 import gc
 import linecache
 import mmap
+import socket
 import sys
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from triton.runtime import jit
 
 from forge.evalpool.judge.capture import exchange
+from forge.evalpool.judge.capture.exchange import Ask
 from forge.evalpool.judge.capture.failures import CaptureFailed, Unsupported
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.program import wire
-
-if TYPE_CHECKING:
-    import socket
-
-    from forge.evalpool.judge.capture.exchange import Ask
-    from forge.evalpool.judge.program.format import Program
+from forge.evalpool.judge.program.format import Program
 
 FILE = "/tmp/work/candidate.py"
 COLLECTED_EVERY = 8

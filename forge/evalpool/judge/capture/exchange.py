@@ -12,19 +12,15 @@ torch.
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+import socket
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from forge.evalpool.judge.capture.failures import Unsupported
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.program.format import Program, Scalar
 from forge.evalpool.judge.program.questions import MAX_VALUES
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
-    from forge.evalpool.judge.program.format import Program, Scalar
-
 
 PART_BYTES = 2 << 20
 MAX_PROGRAM_BYTES = 64 << 20

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import tempfile
 import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -19,6 +20,7 @@ from triton.compiler.errors import CompilationError
 
 from forge.evalpool.judge.capture import weights
 from forge.evalpool.judge.capture.building import (
+    Parts,
     build,
     flat,
     forgotten,
@@ -27,7 +29,7 @@ from forge.evalpool.judge.capture.building import (
     storages_of,
     with_one_input_each,
 )
-from forge.evalpool.judge.capture.exchange import Asking
+from forge.evalpool.judge.capture.exchange import Ask, Asking
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, Unsupported, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
 from forge.evalpool.judge.capture.pretence.card import Card
@@ -37,15 +39,8 @@ from forge.evalpool.judge.capture.tuning import Tuning
 from forge.evalpool.judge.channel.nesting import Keywords, nesting_of, spread
 from forge.evalpool.judge.channel.words import needs_card
 from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.format import Choice, Node, Origin, Section, Value
+from forge.evalpool.judge.program.format import Choice, Node, Origin, Program, Section, Value
 from forge.evalpool.judge.reference.construct import construct, construct_noting
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.evalpool.judge.capture.building import Parts
-    from forge.evalpool.judge.capture.exchange import Ask
-    from forge.evalpool.judge.program.format import Program
 
 AGAIN_WORDS = (
     "forward does less when it gets the same tensors again, whose values may be others by then: "

@@ -13,25 +13,20 @@ constructs again without values.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import init
 
-from forge.evalpool.judge.capture.building import storages_of
+from forge.evalpool.judge.capture.building import Parts, storages_of
 from forge.evalpool.judge.capture.pretence.card import Pretence
 from forge.evalpool.judge.program.dataflow import written_in_place
-from forge.evalpool.judge.program.format import Op, Origin, TensorUse
+from forge.evalpool.judge.program.format import Node, Op, Origin, TensorUse
 from forge.evalpool.judge.program.ops import KINDS, Kind, packet
 from forge.evalpool.judge.program.walk import tensor_bytes
 from forge.evalpool.judge.reference.construct import held_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from forge.evalpool.judge.capture.building import Parts
-    from forge.evalpool.judge.program.format import Node
 
 FILLS = ("uniform_", "normal_", "zero_", "fill_", "random_", "bernoulli_", "exponential_")
 """Methods of tensors that initialise."""

@@ -13,15 +13,11 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.children.spawner import ZygoteGone
+from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.sandbox.enter import Isolation
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
 
 MAX_SERVED = 256
 """Candidates or problems of one child: what leaks in a library stays small."""

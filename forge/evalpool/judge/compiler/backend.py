@@ -13,9 +13,10 @@ import os
 import re
 import struct
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from triton import knobs
 from triton._C.libtriton import ir, nvidia, passes
@@ -25,13 +26,8 @@ from triton.compiler.compiler import make_backend
 from forge.evalpool.judge.compiler.binary import Binary, TensorMap
 from forge.evalpool.judge.compiler.text import Refused, check_text, without
 from forge.evalpool.judge.program import dialect
+from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 from forge.evalpool.judge.program.signature import ByValue, Described, Pointer, parse_type
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from forge.evalpool.judge.program.format import Kernel, Options, Parameter
-
 
 _TARGET = re.compile(r"(cuda):(\d{2,3}):(\d+)|(hip):(gfx[0-9a-f]{3,4}):(\d+)")
 PTX_VERSION = 86

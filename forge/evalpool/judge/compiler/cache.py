@@ -19,13 +19,9 @@ import struct
 import tempfile
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.compiler.binary import Binary, InvalidBinary, parse_binary
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.program.format import Kernel
-
+from forge.evalpool.judge.program.format import Kernel
 
 logger = logging.getLogger(__name__)
 

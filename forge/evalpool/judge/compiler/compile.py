@@ -13,9 +13,10 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -39,13 +40,9 @@ from forge.evalpool.judge.compiler.text import (
     may_exceed,
     source_line,
 )
+from forge.evalpool.judge.program.format import Kernel
 from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from forge.evalpool.judge.program.format import Kernel
 
 logger = logging.getLogger(__name__)
 

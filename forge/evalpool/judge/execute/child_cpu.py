@@ -30,12 +30,14 @@ import itertools
 import math
 import mmap
 import os
+import socket
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in a sandbox
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
@@ -44,15 +46,8 @@ from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
-from forge.evalpool.judge.ttir.decisions import open_sides
+from forge.evalpool.judge.ttir.decisions import Noted, open_sides
 from forge.evalpool.judge.wide.program import Narrow, widened
-
-if TYPE_CHECKING:
-    import socket
-
-    from numpy.typing import NDArray
-
-    from forge.evalpool.judge.ttir.decisions import Noted
 
 Layout: TypeAlias = list[Any]
 """Type, shape and first byte of each tensor."""

@@ -15,12 +15,14 @@ poison.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.execute.outcome import (
     ExecutionFailed,
@@ -49,7 +51,7 @@ from forge.evalpool.judge.program.format import (
 from forge.evalpool.judge.program.format import Storage as ProgramStorage
 from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
 from forge.evalpool.judge.program.walk import alternative, open_alternatives, places, tensors_in
-from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER, note_all
+from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER, Decision, Noted, note_all
 from forge.evalpool.judge.ttir.evaluate import (
     Address,
     Argument,
@@ -59,20 +61,13 @@ from forge.evalpool.judge.ttir.evaluate import (
 )
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory, Storage
 from forge.evalpool.judge.ttir.parse import InvalidModule
-from forge.evalpool.judge.ttir.plan import plan_of
+from forge.evalpool.judge.ttir.plan import ModulePlan, plan_of
 from forge.evalpool.judge.ttir.values import Unsupported
+from forge.evalpool.judge.ttir.verify import Use
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+Content: TypeAlias = dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]]
+Bytes: TypeAlias = dict[int, NDArray[np.uint8]]
 
-    from numpy.typing import NDArray
-
-    from forge.evalpool.judge.ttir.decisions import Decision, Noted
-    from forge.evalpool.judge.ttir.plan import ModulePlan
-    from forge.evalpool.judge.ttir.verify import Use
-
-    Content: TypeAlias = dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None]]
-    Bytes: TypeAlias = dict[int, NDArray[np.uint8]]
 
 # --- conditions of one run
 

@@ -24,9 +24,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic_core import to_jsonable_python
 
@@ -46,11 +47,7 @@ from forge.evalpool.judge.execute.call import (
     named_steps,
     parsed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    from forge.evalpool.judge.program.format import Program
+from forge.evalpool.judge.program.format import Program
 
 logger = logging.getLogger(__name__)
 

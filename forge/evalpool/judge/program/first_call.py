@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.dataflow import effects, storages
+from forge.evalpool.judge.program.dataflow import Accesses, effects, storages
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
@@ -27,9 +26,6 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
 )
 from forge.evalpool.judge.program.walk import places, tensor_bytes
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.program.dataflow import Accesses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

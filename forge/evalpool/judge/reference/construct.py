@@ -10,20 +10,16 @@ left to the candidate's constructor.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import held_tensors, leaves, saved_tensors
-from forge.evalpool.judge.numbers.given import call
+from forge.evalpool.judge.numbers.given import Arguments, call
 from forge.evalpool.judge.numbers.seeds import unseeded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from forge.evalpool.judge.numbers.given import Arguments
 
 DIGITS = 16
 """Length of the digest of a draw."""

@@ -15,10 +15,12 @@ that it has no fault.
 
 from __future__ import annotations
 
+import socket
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -32,13 +34,8 @@ from forge.evalpool.judge.numbers.given import list_sets
 from forge.evalpool.judge.reference.reports import describe
 from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
 from forge.evalpool.judge.reference.subject import FILE, Describer, Outputs, Subject, terms_of
+from forge.evalpool.judge.wide.sets import Draws, InputSet
 from forge.records.examination import Flag
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-
-    from forge.evalpool.judge.wide.sets import Draws, InputSet
 
 LAST_STEPS = ("sets", "parameters")
 """The last step of a list of input sets, and of an examination."""

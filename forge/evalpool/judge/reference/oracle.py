@@ -17,12 +17,15 @@ import itertools
 import mmap
 import os
 import select
+import socket
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
@@ -30,8 +33,8 @@ from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, TensorSpec, offset
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.blocks import are_finite
 from forge.evalpool.judge.numbers.called import Unjudgeable, call_on, dtype_name
-from forge.evalpool.judge.numbers.given import Terms, require_room
-from forge.evalpool.judge.numbers.opcount import has_products
+from forge.evalpool.judge.numbers.given import Arguments, Terms, require_room
+from forge.evalpool.judge.numbers.opcount import OpCounter, has_products
 from forge.evalpool.judge.reference.construct import training_read
 from forge.evalpool.judge.reference.reports import describe, reported
 from forge.evalpool.judge.reference.stand_ins import run_eagerly
@@ -40,15 +43,6 @@ from forge.evalpool.judge.wide.plants import plant_state
 from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw
 from forge.evalpool.judge.wide.sought import done_by
 from forge.records.examination import Flag
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from forge.evalpool.judge.numbers.given import Arguments
-    from forge.evalpool.judge.numbers.opcount import OpCounter
 
 LARGE_BYTES = 8 << 20
 """Tensors of a draw behind which free memory goes back to the system, and for which it has several

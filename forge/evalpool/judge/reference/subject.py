@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from forge.evalpool.judge.numbers.called import (
     on_device,
 )
 from forge.evalpool.judge.numbers.given import (
+    Arguments,
     Terms,
     cast,
     constructor_arguments,
@@ -27,7 +28,7 @@ from forge.evalpool.judge.numbers.given import (
     placed,
     run_source,
 )
-from forge.evalpool.judge.numbers.opcount import count_work, has_products, rounding_of
+from forge.evalpool.judge.numbers.opcount import OpCounter, count_work, has_products, rounding_of
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.reference.construct import (
     construct,
@@ -37,10 +38,6 @@ from forge.evalpool.judge.reference.construct import (
 )
 from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub
 from forge.evalpool.judge.wide.sets import Draws
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.numbers.given import Arguments
-    from forge.evalpool.judge.numbers.opcount import OpCounter
 
 Tree = list[Any]
 Outputs = list[torch.Tensor]

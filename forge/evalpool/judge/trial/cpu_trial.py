@@ -5,21 +5,26 @@ capture ─▶ structure ─▶ (binary, if asked for) ─▶ evaluator
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.config.schema import JudgeTable
 from forge.evalpool.capacity import draw_timeout_s, reference_timeout_s
 from forge.evalpool.cards import CARDS
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.children.kept import KeptChildren
+from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.compiler.binary import SHARED_BYTES, warp_size_of
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures, Facts
 from forge.evalpool.judge.trial.cpu_device import CpuDevice, CpuMemory, Evaluator
+from forge.evalpool.judge.trial.draws import HostDraw
 from forge.evalpool.judge.trial.judgement import Judgement, Results
+from forge.evalpool.judge.trial.programs import Programs
 from forge.evalpool.judge.trial.references import (
     MAX_SHOWN_BYTES,
     HostReferences,
@@ -27,20 +32,10 @@ from forge.evalpool.judge.trial.references import (
     ReferenceFailed,
     Sketches,
 )
-from forge.evalpool.judge.trial.trial import Decided
+from forge.evalpool.judge.trial.trial import Candidate, Decided, Finding, Stamp
 from forge.evalpool.judge.trial.trials import Trials
 from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER
 from forge.records.reason import Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.trial.draws import HostDraw
-    from forge.evalpool.judge.trial.programs import Programs
-    from forge.evalpool.judge.trial.trial import Candidate, Finding, Stamp
-
 
 H100 = 90
 MAX_SAID = 5

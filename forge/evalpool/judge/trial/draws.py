@@ -8,14 +8,16 @@ wide, where those of `kinds` are float64; or on a card (`trial.gpu.references`).
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from forge.evalpool.judge.channel.frames import count
 from forge.evalpool.judge.channel.nesting import mapped, parse_form
 from forge.evalpool.judge.channel.shm import (
     ALIGNMENT_BYTES,
     FLOATING,
+    Data,
     LayoutError,
     TensorSpec,
     is_same,
@@ -29,18 +31,13 @@ from forge.evalpool.judge.wide.compare import (
     DOUBLE_FUNCTION,
     SAME_FUNCTION,
     Bytes,
+    Mask,
+    Question,
     Wanted,
     real_question,
 )
-from forge.evalpool.judge.wide.patterns import Plant, Values, are_far
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from forge.evalpool.judge.channel.shm import Data
-    from forge.evalpool.judge.wide.compare import Mask, Question
-    from forge.evalpool.judge.wide.patterns import Operands
-    from forge.records.problem import ReferenceModule
+from forge.evalpool.judge.wide.patterns import Operands, Plant, Values, are_far
+from forge.records.problem import ReferenceModule
 
 MAX_USES = 32
 """Candidates judged on one draw of inputs and parameters: a group of 8 with 3 turns on 2 judges

@@ -22,13 +22,14 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from forge.evalpool.judge.trial import host_names as lists
 from forge.evalpool.judge.trial.host_flow import Flow
 from forge.evalpool.judge.trial.host_parts import (
+    Definition,
     Parts,
     Refused,
     bound_names,
@@ -37,11 +38,6 @@ from forge.evalpool.judge.trial.host_parts import (
     refusal,
 )
 from forge.records.syntax import syntax_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence, Set
-
-    from forge.evalpool.judge.trial.host_parts import Definition
 
 MAX_SHARED_BYTES = 32_000
 """A longer source has a capture child of its own."""

@@ -24,18 +24,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from forge.evalpool.judge.program.ops import KINDS, Kind
 from forge.evalpool.judge.trial import host_names as lists
-from forge.evalpool.judge.trial.host_parts import Refused, bound_names, is_decorated
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
-
-    from forge.evalpool.judge.trial.host_parts import Parts
+from forge.evalpool.judge.trial.host_parts import Parts, Refused, bound_names, is_decorated
 
 MAX_CALLS = 50_000
 """Statements and expressions that are followed; more are refused."""

@@ -13,26 +13,21 @@ another `Order` of the instances or another poison, whose outputs differ.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from forge.evalpool.judge.ttir.decisions import Decision
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Group, Launch, Memory
-from forge.evalpool.judge.ttir.plan import run_function
+from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run, run_function
 from forge.evalpool.judge.ttir.steps import TensorDescriptor
 from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.tree import Descriptor, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, round_to
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from forge.evalpool.judge.ttir.decisions import Decision
-    from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run
 
 SLAB_ELEMENTS = 1 << 18
 """Elements of the largest block of all instances of a slab: 1 MB of float32 stays in the cache."""

@@ -14,16 +14,17 @@ each element.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from forge.evalpool.judge.ttir.decisions import Decision, Decisions
 from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_barrier
+from forge.evalpool.judge.ttir.memory.storages import Group
 from forge.evalpool.judge.ttir.parse import malformed, parse
 from forge.evalpool.judge.ttir.semantics import reduce, scan
 from forge.evalpool.judge.ttir.steps import HINTS, array_of, compute_of, constant_of, hinted
@@ -39,12 +40,6 @@ from forge.evalpool.judge.ttir.tree import (
 )
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expanded, scalar_of
 from forge.evalpool.judge.ttir.verify import Use, operations_in, operations_of, uses_of, verify
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from forge.evalpool.judge.ttir.memory.storages import Group
-
 
 Environment: TypeAlias = list[Any]
 """Value of each SSA number: an array, a `Symbolic`, a descriptor, or None."""

@@ -13,19 +13,15 @@ arrays. Also here: rearranging blocks of either form, taking some instances, mer
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.ttir.semantics.blocks import reshaped
 from forge.evalpool.judge.ttir.semantics.elementwise import COMPARISONS
 from forge.evalpool.judge.ttir.values import Array, fixed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
 
 Terms = tuple["NDArray[np.int64]", ...]
 Value: TypeAlias = "Array | Symbolic"

@@ -30,25 +30,26 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.channel.shm import FLOATING, decode, decode_part, integers
-from forge.evalpool.judge.numbers.blocks import blocks, limit_on
+from forge.evalpool.judge.channel.shm import (
+    FLOATING,
+    Data,
+    TensorSpec,
+    decode,
+    decode_part,
+    integers,
+)
+from forge.evalpool.judge.numbers.blocks import Block, blocks, limit_on
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.numbers.protocols import PRECISION, TOLERANCE
-from forge.evalpool.judge.wide.patterns import Values, describe, words_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from forge.evalpool.judge.channel.shm import Data, TensorSpec
-    from forge.evalpool.judge.numbers.blocks import Block
-    from forge.evalpool.judge.wide.patterns import Operands
+from forge.evalpool.judge.wide.patterns import Operands, Values, describe, words_of
 
 SAME, DOUBLE = 1e-6, 1e-10
 """tol of question 1: float64 loses 1e-12, a constant that is written in float32 1e-7; and of a

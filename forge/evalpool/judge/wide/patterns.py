@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations, product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel.regions import Region, region_of
-from forge.evalpool.judge.channel.shm import ITEM_BYTES, decode_part
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from forge.evalpool.judge.channel.shm import Data, TensorSpec
+from forge.evalpool.judge.channel.shm import ITEM_BYTES, Data, TensorSpec, decode_part
 
 logger = logging.getLogger(__name__)
 

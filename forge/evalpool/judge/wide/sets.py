@@ -16,9 +16,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -37,6 +38,7 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
 )
 from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
+from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.arguments import Arguments
@@ -53,11 +55,6 @@ from forge.evalpool.judge.wide.reference import (
 )
 from forge.evalpool.judge.wide.sought import Looks
 from forge.records.examination import Flag
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-
-    from forge.evalpool.judge.numbers.opcount import OpCounter
 
 MATTERS, MATTERS_REAL = 100.0, 4.0
 """Least effect of a group of plants, in tolerances of question 1; in those of the problem's own

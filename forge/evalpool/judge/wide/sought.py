@@ -9,16 +9,13 @@ import ast
 import itertools
 import operator
 import re
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.wide.reference import ORDERS, PUTS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from forge.evalpool.judge.numbers.opcount import OpCounter
 
 MIN_CONSTANT, MAX_CONSTANT = 1e-37, 1e12
 """Magnitudes of constants worth planting; larger ones stand for infinity."""

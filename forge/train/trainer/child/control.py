@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.ask import Answer, error_message, send_blocking
@@ -27,9 +27,7 @@ from forge.train.checkpoints import require_whole
 from forge.train.handle import FAILURE
 from forge.train.trainer.child.card import reported_when_full
 from forge.train.trainer.child.parallel import join_process_group
-
-if TYPE_CHECKING:
-    from forge.train.trainer.child.settings import TrainerSettings
+from forge.train.trainer.child.settings import TrainerSettings
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,11 @@ bytes a parameter with both moments, where f32 takes 12.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from forge.train.trainer.child.settings import uses_fsdp
-
-if TYPE_CHECKING:
-    from forge.train.trainer.child.settings import TrainerSettings
+from forge.train.trainer.child.settings import TrainerSettings, uses_fsdp
 
 CHUNK = 1 << 24
 """Numbers that are updated at a time on a CPU, in four copies in f32 (268 MB)."""

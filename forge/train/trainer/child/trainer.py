@@ -22,28 +22,24 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from forge.errors import ConfigError
 from forge.train.checkpoints import checkpoint_dir
 from forge.train.trainer.child.card import SharedCard
+from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.optimizer import rounding_optimizer
 from forge.train.trainer.child.parallel import World
 from forge.train.trainer.child.saving import Checkpoints, Trained
+from forge.train.trainer.child.settings import TrainerSettings
+from forge.train.trainer.packed import sequences
 from forge.train.trainer.packed.head import Scores, add_head, router_weight, score
 from forge.train.trainer.packed.sequences import MicroBatch, cut_batch
-
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState
-
-    from forge.train.trainer.child.control import StopFlag, SupervisorClient
-    from forge.train.trainer.child.settings import TrainerSettings
-    from forge.train.trainer.packed import sequences
 
 
 def with_exact_sums(policy: Any) -> Any:

@@ -17,18 +17,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft.tuners.lora.layer import ParamWrapper, _LoraFactorsProxy
 from torch.nn.utils.parametrize import cached
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 QUANT_TYPE = "nf4"
 _METHOD = "bitsandbytes_4bit"

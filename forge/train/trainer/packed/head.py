@@ -13,9 +13,10 @@ Shapes: M trained tokens, V vocabulary.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -24,11 +25,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from trl.kernels import ChunkedLogProbFunction
 
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.train.trainer.packed.sequences import MicroBatch
+from forge.train.trainer.packed.sequences import MicroBatch
 
 VOCAB_CHUNK = 32_768
 """Columns of the head in one product, of 4,096 tokens: 268 MB in bf16."""

@@ -12,14 +12,15 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from forge.config.schema import JudgeTable
 from forge.errors import Stalled
 from forge.evalpool.capacity import (
     GPU_CAPACITY,
@@ -29,40 +30,36 @@ from forge.evalpool.capacity import (
     num_oracles,
 )
 from forge.evalpool.judge.children.kept import KeptChildren
+from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.compiler.cache import Cache
 from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY as NO_ROOM
 from forge.evalpool.judge.driver.driver import DriverError
-from forge.evalpool.judge.execute.executors import ExecutorGone, Executors, Nursery
+from forge.evalpool.judge.execute.call import NodeTime
+from forge.evalpool.judge.execute.executors import Executor, ExecutorGone, Executors, Nursery
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.timing.baseline import Baselines, BaselineTimes, baselines_folder, speedup
+from forge.evalpool.judge.timing.baseline import (
+    Baseline,
+    Baselines,
+    BaselineTimes,
+    Time,
+    baselines_folder,
+    speedup,
+)
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures, Facts
 from forge.evalpool.judge.trial.draws import NUM_TIMED_SETS
 from forge.evalpool.judge.trial.gpu.card_device import CardDevice
-from forge.evalpool.judge.trial.gpu.references import DRAW_SHARE, CardReferences
-from forge.evalpool.judge.trial.gpu.turns import GpuTurns
+from forge.evalpool.judge.trial.gpu.references import DRAW_SHARE, CardDraw, CardReferences
+from forge.evalpool.judge.trial.gpu.turns import GpuTurns, Turn
 from forge.evalpool.judge.trial.judgement import Judgement, Results
+from forge.evalpool.judge.trial.programs import Programs
 from forge.evalpool.judge.trial.references import MAX_SHOWN_BYTES, Oracles, Sketches
-from forge.evalpool.judge.trial.trial import Decided, Finding
+from forge.evalpool.judge.trial.trial import Candidate, Decided, Finding, Phases, Stamp
 from forge.evalpool.judge.trial.trials import Trials
 from forge.process.gpu_locks import GpuLease
 from forge.records.reason import Reason, Status
 from forge.records.verdict import KernelTime, Profile, Timing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-    from contextlib import AbstractContextManager
-
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.execute.call import NodeTime
-    from forge.evalpool.judge.execute.executors import Executor
-    from forge.evalpool.judge.timing.baseline import Baseline, Time
-    from forge.evalpool.judge.trial.gpu.references import CardDraw
-    from forge.evalpool.judge.trial.gpu.turns import Turn
-    from forge.evalpool.judge.trial.programs import Programs
-    from forge.evalpool.judge.trial.trial import Candidate, Phases, Stamp
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,11 @@ so turn k of all addresses is one operation on arrays.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.ttir.memory import conflicts
 from forge.evalpool.judge.ttir.memory.storages import (
@@ -27,17 +29,9 @@ from forge.evalpool.judge.ttir.memory.storages import (
     first_lane,
     windows_of,
 )
-from forge.evalpool.judge.ttir.symbolic import take
+from forge.evalpool.judge.ttir.symbolic import Symbolic, take
 from forge.evalpool.judge.ttir.tree import shape_of
 from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype, round_to
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from forge.evalpool.judge.ttir.symbolic import Symbolic
-
 
 # --- loads and stores
 

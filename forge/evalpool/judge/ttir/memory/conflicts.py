@@ -17,34 +17,27 @@ layout synchronises.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forge.evalpool.judge.ttir.memory.storages import (
     MANY,
     NOBODY,
     Access,
     FaultKind,
+    Group,
     Part,
     Places,
     Storage,
     Windows,
     first_lane,
 )
-from forge.evalpool.judge.ttir.tree import shape_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from forge.evalpool.judge.ttir.memory.storages import Group
-    from forge.evalpool.judge.ttir.tree import Operation
-    from forge.evalpool.judge.ttir.values import Array
-
+from forge.evalpool.judge.ttir.tree import Operation, shape_of
+from forge.evalpool.judge.ttir.values import Array
 
 # --- instances and lanes
 

@@ -20,10 +20,11 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from forge.evalpool.judge.ttir.tree import Scalar, Signature
 from forge.evalpool.judge.ttir.values import (
     FORMATS,
     Array,
@@ -43,10 +44,6 @@ from forge.evalpool.judge.ttir.values import (
     unsigned,
     widened,
 )
-
-if TYPE_CHECKING:
-    from forge.evalpool.judge.ttir.tree import Scalar, Signature
-
 
 # --- integers
 
