@@ -20,7 +20,6 @@ from forge.evalpool.judge.ttir.memory.storages import (
     windows_of,
 )
 from forge.evalpool.judge.ttir.plan import plan_of
-from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.values import Unsupported
 from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run, text
 
@@ -226,8 +225,7 @@ def test_windows_are_their_offsets(bases: list[int], strides: list[int], sizes: 
     starts = np.array(bases, np.int64).reshape(-1, 1, 1)
     rows = (np.arange(sizes[0]) * strides[0]).reshape(1, -1, 1)
     columns = (np.arange(sizes[1]) * strides[1]).reshape(1, 1, -1)
-    total = Symbolic.of(starts).plus(Symbolic.of(rows)).plus(Symbolic.of(columns))
-    found = windows_of(total, 100)
+    found = windows_of(starts + rows + columns, 100)
     assert isinstance(found, Windows)
     offsets = found.scattered().offsets
     assert np.array_equal(

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.symbolic import Symbolic
-from forge.evalpool.judge.ttir.tree import BOOL, Block, Operation, shape_of
+from forge.evalpool.judge.ttir.tree import BOOL, Block, Operation, Scalar, element_of, shape_of
 from forge.evalpool.judge.ttir.verify import operations_of, reading_of
 
 if TYPE_CHECKING:
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.program.format import Kernel
     from forge.evalpool.judge.ttir.memory.storages import Group
-    from forge.evalpool.judge.ttir.symbolic import Value
     from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module
-    from forge.evalpool.judge.ttir.values import Array
 
 ANY, PARAMETER = "any", "parameter "
 """Memory that is no input's and no parameter's, and beginning of the name of a parameter's."""
@@ -107,29 +104,20 @@ class Decision:
         return f"{what} was always {str(is_taken).lower()}: its other side was never taken"
 
     def _sides(self, env: Sequence[Any]) -> int:
-        given, choices = _arrays(env, self.operands), _arrays(env, self.choices)
-        if len(given) < len(self.operands):
-            return 0  # of places
-        left, right = given[0], given[-1]
-        if len(given) == 1:
+        left, right = env[self.operands[0]], env[self.operands[-1]]
+        if len(self.operands) == 1:
             right = ~left
         else:
             real = np.isfinite(left) & np.isfinite(right)
             left, right = (left > right) & real, (left < right) & real
-        if len(choices) == 2:
-            differs = np.asarray(choices[0] != choices[1])
+        if self.choices:
+            differs = np.asarray(env[self.choices[0]] != env[self.choices[1]])
             shape = left.shape + (1,) * (differs.ndim - left.ndim)
             left, right = left.reshape(shape) & differs, right.reshape(shape) & differs
-        for mask in _arrays(env, self.masks):
+        for mask in (env[one] for one in self.masks):
             if mask.ndim == left.ndim:
                 left, right = left & mask, right & mask
         return TAKEN * bool(left.any()) | LEFT * bool(right.any())
-
-
-def _arrays(env: Sequence[Any], numbers: Sequence[int]) -> list[Array]:
-    """Values that are no sums of places."""
-    values: list[Value] = [env[one] for one in numbers]
-    return [one for one in values if not isinstance(one, Symbolic)]
 
 
 def note_all(
@@ -178,7 +166,7 @@ class Decisions:
         pairs: list[tuple[int, ...]] = []
         if at < len(operands) and kinds[at] in (BOOL, Block(shape_of(kinds[at]), BOOL)):
             pairs = [operands[at : at + 1]]
-        elif name in EXTREMA:
+        elif name in EXTREMA and self._is_of_data(operation):
             pairs = [operands]
         elif name == "tt.clampf":
             pairs = [(operands[0], bound) for bound in operands[1:]]
@@ -194,6 +182,12 @@ class Decisions:
             for pair in pairs
             if (memory := self.memory_of(pair))
         ]
+
+    def _is_of_data(self, operation: Operation) -> bool:
+        """True but for a place that is held within bounds: integers, one of which is no data."""
+        element = element_of(operation.types.results[0])
+        is_float = isinstance(element, Scalar) and element.is_float
+        return is_float or all(self.memory_of((one,)) for one in operation.operands)
 
     def memory_of(self, values: Sequence[int]) -> int:
         """Arguments whose memory values depend on, as `Decision.memory`."""

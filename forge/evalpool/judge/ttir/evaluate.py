@@ -25,7 +25,6 @@ from forge.evalpool.judge.ttir.decisions import Decision
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind, Group, Launch, Memory
 from forge.evalpool.judge.ttir.plan import FunctionPlan, ModulePlan, Run, run_function
 from forge.evalpool.judge.ttir.steps import TensorDescriptor
-from forge.evalpool.judge.ttir.symbolic import Symbolic
 from forge.evalpool.judge.ttir.tree import Descriptor, Pointer, Scalar, Type
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, round_to
 
@@ -258,9 +257,10 @@ def _value(kind: Type, argument: Argument, memory: Memory) -> Any:
     raise Unsupported(f"argument {argument} for a parameter of type {kind}")
 
 
-def _address(argument: Address, memory: Memory) -> Symbolic:
+def _address(argument: Address, memory: Memory) -> Array:
     number = argument.storage
-    return Symbolic.constant(0 if number is None else memory.address(number, argument.offset), 0)
+    found = 0 if number is None else memory.address(number, argument.offset)
+    return np.array([found], np.int64)
 
 
 def _scalar(kind: Scalar, value: float) -> Array:

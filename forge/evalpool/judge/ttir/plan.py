@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,8 +27,7 @@ from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_bar
 from forge.evalpool.judge.ttir.memory.storages import Group
 from forge.evalpool.judge.ttir.parse import malformed, parse
 from forge.evalpool.judge.ttir.semantics import reduce, scan
-from forge.evalpool.judge.ttir.steps import HINTS, array_of, compute_of, constant_of, hinted
-from forge.evalpool.judge.ttir.symbolic import INT64, Lanes, Symbolic, Value, lanes_of, merge, take
+from forge.evalpool.judge.ttir.steps import HINTS, TensorDescriptor, compute_of, constant_of, hinted
 from forge.evalpool.judge.ttir.tree import (
     BasicBlock,
     Function,
@@ -38,11 +37,19 @@ from forge.evalpool.judge.ttir.tree import (
     element_of,
     shape_of,
 )
-from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, expanded, scalar_of
+from forge.evalpool.judge.ttir.values import (
+    Array,
+    Lanes,
+    Unsupported,
+    dtype_of,
+    expanded,
+    scalar_of,
+    take,
+)
 from forge.evalpool.judge.ttir.verify import Use, operations_in, operations_of, uses_of, verify
 
 Environment: TypeAlias = list[Any]
-"""Value of each SSA number: an array, a `Symbolic`, a descriptor, or None."""
+"""Value of each SSA number: an array, a descriptor, or None."""
 Step: TypeAlias = Callable[[Environment, "Group"], None]
 Run: TypeAlias = Generator[None, None, list[Any]]
 """Runs instances; returns values of results."""
@@ -341,6 +348,13 @@ def run_blocks(plan: FunctionPlan, env: Environment, group: Group) -> Run:
     return merged(pieces, group.size)
 
 
+def lanes_of(mask: Array) -> Lanes:
+    """Positions where the mask is True; a slice where they are consecutive."""
+    found = np.flatnonzero(mask)
+    first, last = int(found[0]), int(found[-1])
+    return slice(first, last + 1) if last - first + 1 == len(found) else found
+
+
 def split(condition: Array, size: int) -> list[tuple[bool, Lanes | None]]:
     """Both sides of a condition that have instances."""
     first = bool(condition.flat[0])
@@ -351,8 +365,10 @@ def split(condition: Array, size: int) -> list[tuple[bool, Lanes | None]]:
 
 def take_any(value: Any, lanes: Lanes) -> Any:
     """`take` for descriptors, too."""
-    if value is None or isinstance(value, (np.ndarray, Symbolic)):
-        return take(cast("Value | None", value), lanes)
+    if value is None:
+        return value
+    if not isinstance(value, TensorDescriptor):
+        return take(value, lanes)
     return replace(
         value,
         base=take(value.base, lanes),
@@ -367,11 +383,22 @@ def merged(pieces: list[tuple[Lanes, list[Any]]], size: int) -> list[Any]:
         return pieces[0][1]
     columns: Any = zip(*(values for _, values in pieces), strict=True)
     return [
-        merge([(lanes, value) for (lanes, _), value in zip(pieces, column, strict=True)], size)
-        if isinstance(column[0], (np.ndarray, Symbolic))
+        _merge([lanes for lanes, _ in pieces], column, size)
+        if not isinstance(column[0], TensorDescriptor)
         else column[0]
         for column in columns
     ]
+
+
+def _merge(lanes: Sequence[Lanes], arrays: Sequence[Array], size: int) -> Array:
+    first = arrays[0]
+    if len(first) == 1 and all(one is first for one in arrays):
+        return first
+    shape = np.broadcast_shapes(*(one.shape[1:] for one in arrays))
+    found = np.empty((size, *shape), first.dtype)
+    for chosen, one in zip(lanes, arrays, strict=True):
+        found[chosen] = one
+    return found
 
 
 def subset(
@@ -479,7 +506,7 @@ def for_step(operation: Operation, planner: Planner) -> ControlStep:
     def run(env: Environment, group: Group) -> Run:
         bounds = [env[value] for value in (low, high, step)]
         bounds = [one.view(f"u{one.itemsize}") for one in bounds] if is_unsigned else bounds
-        start, end, stride = (one.astype(INT64) for one in bounds)
+        start, end, stride = (one.astype(np.int64) for one in bounds)
         if (stride <= 0).any():
             raise Unsupported(f"line {operation.line}: a loop whose step is not positive")
         trips = np.maximum(-((start - end) // stride), 0)
@@ -531,7 +558,7 @@ def while_step(operation: Operation, planner: Planner) -> ControlStep:
 def region_step(operation: Operation, planner: Planner) -> Step:
     """The step of tt.reduce, tt.scan or tt.map_elementwise."""
     evaluate = _elementwise(operation, planner)
-    attributes, pairs = operation.attributes, (operation.operands, operation.types.operands)
+    attributes = operation.attributes
     is_map = operation.name == "tt.map_elementwise"
     if is_map and attributes.get("pack", 1) != 1:
         raise Unsupported(f"line {operation.line}: tt.map_elementwise of packs")
@@ -540,7 +567,7 @@ def region_step(operation: Operation, planner: Planner) -> Step:
     combined = partial(scan, reverse=reverse) if operation.name == "tt.scan" else reduce
 
     def step(env: Environment, group: Group) -> None:
-        operands = [array_of(env[value], kind) for value, kind in zip(*pairs, strict=True)]
+        operands = [env[value] for value in operation.operands]
 
         def combine(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
             return evaluate([*left, *right], env, group)

@@ -1,8 +1,7 @@
 """Functions of operations without control flow: numbers, addresses, shapes and memory accesses.
 
 Each is made once for an operation and works on the values of its operands (`Compute`); `plan` makes
-a step of it. `evaluate` makes descriptors of arguments of a launch. Integers of blocks keep a sum
-of lines (`Symbolic`) where an operand is one; any other operand goes through `_on_arrays`.
+a step of it. `evaluate` makes descriptors of arguments of a launch. Addresses are int64.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.program.dialect import refused_assembly
-from forge.evalpool.judge.ttir import symbolic
 from forge.evalpool.judge.ttir.memory.access import UPDATES, load, store, swap, update
 from forge.evalpool.judge.ttir.memory.storages import Access, Group
-from forge.evalpool.judge.ttir.semantics import OPERATIONS
-from forge.evalpool.judge.ttir.symbolic import Symbolic, Value
+from forge.evalpool.judge.ttir.semantics import OPERATIONS, reshaped
 from forge.evalpool.judge.ttir.tree import (
     Block,
     Descriptor,
@@ -45,35 +42,16 @@ def compute_of(operation: Operation, used: frozenset[int]) -> Compute:
         return FUNCTIONS[name](operation)
     if name.startswith("tt.atomic_"):
         return _atomic(operation, used)
-    quick = _on_sums(operation)
-    if quick is None:
-        kinds = (*operation.types.operands, *operation.types.results)
-        has_pointers = any(isinstance(element_of(kind), Pointer) for kind in kinds)
-        return _on_pointers(operation) if has_pointers else _on_arrays(operation)
-    slow = _on_arrays(operation)
-
-    def compute(group: Group, *values: Value) -> Any:
-        found = quick(*values)
-        return slow(group, *values) if found is None else found
-
-    return compute
+    kinds = (*operation.types.operands, *operation.types.results)
+    has_pointers = any(isinstance(element_of(kind), Pointer) for kind in kinds)
+    if has_pointers and name == "tt.bitcast":
+        return _plain(lambda address: address)
+    if has_pointers and name != "arith.select":
+        raise Unsupported(f"line {operation.line}: {name} of pointers")
+    return _on_arrays(operation)
 
 
 # --- numbers and addresses
-
-
-def _is_block_integer(kind: Type) -> bool:
-    element = element_of(kind)
-    is_integer = isinstance(element, Scalar) and not element.is_float and element.name != "i1"
-    return is_integer and bool(shape_of(kind))
-
-
-def array_of(value: Value, kind: Type) -> Array:
-    """A value as an array of its type; addresses as int64."""
-    if not isinstance(value, Symbolic):
-        return value
-    element = element_of(kind)
-    return value.array(dtype_of(element) if isinstance(element, Scalar) else symbolic.INT64)
 
 
 def _on_arrays(operation: Operation) -> Compute:
@@ -87,71 +65,11 @@ def _on_arrays(operation: Operation) -> Compute:
         raise Unsupported(f"line {operation.line}: {refused}")
     is_single = len(operation.results) == 1
 
-    def compute(_group: Group, *values: Value) -> Any:
-        arrays = [array_of(*pair) for pair in zip(values, kinds.operands, strict=True)]
-        found = function(arrays, kinds, attributes)
+    def compute(_group: Group, *values: Array) -> Any:
+        found = function(values, kinds, attributes)
         return found[0] if is_single else found
 
     return compute
-
-
-SUMS: dict[str, Callable[[Any, Any, int], Symbolic | None]] = {
-    "arith.addi": symbolic.add,
-    "arith.subi": symbolic.subtract,
-    "arith.muli": symbolic.multiply,
-    "arith.divsi": symbolic.divide,
-    "arith.divui": symbolic.divide,
-    "arith.remsi": symbolic.remainder,
-    "arith.remui": symbolic.remainder,
-}
-WIDTHS = frozenset({"arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"})
-
-
-JOINS = {"arith.andi": symbolic.both, "arith.ori": symbolic.either}
-
-
-def _on_sums(operation: Operation) -> Callable[..., Value | None] | None:
-    """A function of operands that may be sums, or masks that are the same everywhere, which answers
-    None where arrays have to do; None for other operations."""
-    name, kinds = operation.name, operation.types.results
-    if name == "arith.cmpi":
-        predicate = operation.attributes["predicate"]
-        return _where_sum(lambda left, right: symbolic.compare(left, right, predicate))
-    if name in JOINS and scalar_of(kinds[0]).name == "i1":
-        function = JOINS[name]
-
-        def join(left: Array, right: Array) -> Array | None:
-            found = function(left, right)
-            return found if found is not None and found.ndim == left.ndim else None
-
-        return join
-    if not kinds or not _is_block_integer(kinds[0]):
-        return None
-    bits = scalar_of(kinds[0]).bits
-    if name in SUMS:
-        return _where_sum(lambda left, right: SUMS[name](left, right, bits))
-    if name not in WIDTHS:
-        return None
-
-    def resize(value: Value) -> Symbolic | None:
-        """A sum as it is, where it fits."""
-        if not isinstance(value, Symbolic) or not value.fits(bits):
-            return None
-        return value if name != "arith.extui" or value.low >= 0 else None
-
-    return resize
-
-
-def _where_sum(
-    function: Callable[[Value, Value], Value | None],
-) -> Callable[[Value, Value], Value | None]:
-    """The function where one of two operands is a sum."""
-
-    def apply(left: Value, right: Value) -> Value | None:
-        is_sum = isinstance(left, Symbolic) or isinstance(right, Symbolic)
-        return function(left, right) if is_sum else None
-
-    return apply
 
 
 def _added(operation: Operation) -> Compute:
@@ -161,53 +79,35 @@ def _added(operation: Operation) -> Compute:
     pointee = element_of(element.pointee)
     size = pointee.num_bytes if isinstance(pointee, Scalar) else 8
 
-    def add(_group: Group, address: Symbolic, count: Value) -> Symbolic:
-        return address.plus(symbolic.sum_of(count).times(size))
+    def add(_group: Group, address: Array, count: Array) -> Array:
+        return address + count.astype(np.int64) * size
 
     return add
 
 
-def _on_pointers(operation: Operation) -> Compute:
-    """Operations on addresses that do not depend on the type of the target."""
-    if operation.name == "tt.bitcast":
-        return _plain(lambda address: address)
-    if operation.name == "arith.select":
-        return _selected
-    raise Unsupported(f"line {operation.line}: {operation.name} of pointers")
-
-
-def _plain(function: Callable[[Value], Value]) -> Compute:
-    def compute(_group: Group, value: Value) -> Value:
+def _plain(function: Callable[[Array], Array]) -> Compute:
+    def compute(_group: Group, value: Array) -> Array:
         return function(value)
 
     return compute
 
 
-def _always(value: Value) -> Compute:
-    def compute(_group: Group) -> Value:
+def _always(value: Array) -> Compute:
+    def compute(_group: Group) -> Array:
         return value
 
     return compute
 
 
-def _selected(_group: Group, mask: Array, a: Symbolic, b: Symbolic) -> Symbolic:
-    if mask.size == 1:
-        return a if mask.flat[0] else b
-    left, right = a.array(symbolic.INT64), b.array(symbolic.INT64)
-    mask = mask.reshape(mask.shape + (1,) * (left.ndim - mask.ndim))
-    return Symbolic.of(np.where(mask, left, right))
-
-
 def _poison(operation: Operation) -> Compute:
     kind = operation.types.results[0]
-    element, rank = element_of(kind), len(shape_of(kind))
-    if isinstance(element, Scalar):
-        return _always(fixed(np.zeros((1,) * (rank + 1), dtype_of(element))))
-    return _always(Symbolic.constant(0, rank))
+    element = element_of(kind)
+    dtype = dtype_of(element) if isinstance(element, Scalar) else np.dtype(np.int64)
+    return _always(fixed(np.zeros((1,) * (len(shape_of(kind)) + 1), dtype)))
 
 
 def constant_of(operation: Operation) -> Any:
-    """`arith.constant`: integers of blocks as sums, the rest as compact arrays."""
+    """The compact array of `arith.constant`."""
     kind, value = operation.types.results[0], operation.attributes["value"]
     element, shape = element_of(kind), shape_of(kind)
     if not isinstance(element, Scalar):
@@ -215,8 +115,6 @@ def constant_of(operation: Operation) -> Any:
     dtype = dtype_of(element)
     if isinstance(value, np.ndarray):
         return fixed(value.reshape(1, *shape).astype(dtype))
-    if _is_block_integer(kind):
-        return Symbolic.constant(int(value), len(shape))
     with np.errstate(all="ignore"):
         return fixed(np.full((1,) * (len(shape) + 1), value, dtype))
 
@@ -252,8 +150,7 @@ def hinted(operation: Operation, compute: Compute) -> Compute:
 
     def checked(group: Group, *values: Any) -> Any:
         found = compute(group, *values)
-        block = found.array(symbolic.INT64) if isinstance(found, Symbolic) else found
-        block = np.broadcast_to(block, (len(block), *shape))
+        block = np.broadcast_to(found, (len(found), *shape))
         is_first = np.ones(block.shape, bool)
         for axis, length in enumerate(shape, 1):
             steps = np.diff(block, axis=axis)
@@ -283,8 +180,7 @@ AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}
 
 def _range(operation: Operation) -> Compute:
     start, end = operation.attributes["start"], operation.attributes["end"]
-    line = fixed(np.arange(start, end, dtype=np.int64)[None])
-    return _always(Symbolic((line,), start, end - 1))
+    return _always(fixed(np.arange(start, end, dtype=np.int32)[None]))
 
 
 def _program_id(operation: Operation) -> Compute:
@@ -301,38 +197,25 @@ def _num_programs(operation: Operation) -> Compute:
 
 
 def _splat(operation: Operation) -> Compute:
-    kind = operation.types.results[0]
-    rank, is_sum = len(shape_of(kind)), _is_block_integer(kind)
-
-    def splat(scalar: Value) -> Value:
-        value = symbolic.mapped(scalar, lambda array: array.reshape(-1, *(1,) * rank))
-        return Symbolic.of(value) if is_sum and not isinstance(value, Symbolic) else value
-
-    return _plain(splat)
-
-
-def _unsplat(operation: Operation) -> Compute:
-    kind = operation.types.operands[0]
-    if isinstance(element_of(kind), Pointer):
-        return _plain(lambda value: symbolic.mapped(value, np.ravel))
-    return _plain(lambda value: np.ravel(array_of(value, kind)))
+    rank = len(shape_of(operation.types.results[0]))
+    return _plain(lambda scalar: scalar.reshape(-1, *(1,) * rank))
 
 
 def _expanded(operation: Operation) -> Compute:
     axis = operation.attributes["axis"] + 1
-    return _plain(lambda value: symbolic.mapped(value, lambda one: np.expand_dims(one, axis)))
+    return _plain(lambda block: np.expand_dims(block, axis))
 
 
 def _transposed(operation: Operation) -> Compute:
     axes = (0, *(axis + 1 for axis in operation.attributes["order"]))
-    return _plain(lambda value: symbolic.mapped(value, lambda one: one.transpose(axes)))
+    return _plain(lambda block: block.transpose(axes))
 
 
 def _reshaped(operation: Operation) -> Compute:
     before, after = (
         shape_of(one[0]) for one in (operation.types.operands, operation.types.results)
     )
-    return _plain(lambda value: symbolic.reshape(value, before, after))
+    return _plain(lambda block: reshaped(block, before, after))
 
 
 # --- memory
@@ -347,45 +230,44 @@ def _memory_element(operation: Operation) -> Scalar:
 
 
 def _load(operation: Operation) -> Compute:
-    element, kind = _memory_element(operation), operation.types.results[0]
+    element = _memory_element(operation)
 
     def compute(
-        group: Group, address: Symbolic, mask: Array | None = None, other: Value | None = None
+        group: Group, address: Array, mask: Array | None = None, other: Array | None = None
     ) -> Array:
-        rest = None if other is None else array_of(other, kind)
-        return load(Access(group, address, mask, operation, element), rest)
+        return load(Access(group, address, mask, operation, element), other)
 
     return compute
 
 
 def _store(operation: Operation) -> Compute:
-    element, kind = _memory_element(operation), operation.types.operands[1]
+    element = _memory_element(operation)
 
-    def compute(group: Group, address: Symbolic, value: Value, mask: Array | None = None) -> None:
-        store(Access(group, address, mask, operation, element), array_of(value, kind))
+    def compute(group: Group, address: Array, value: Array, mask: Array | None = None) -> None:
+        store(Access(group, address, mask, operation, element), value)
 
     return compute
 
 
 def _atomic(operation: Operation, used: frozenset[int]) -> Compute:
     """tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
-    element, kind = _memory_element(operation), operation.types.operands[1]
+    element = _memory_element(operation)
     if operation.name == "tt.atomic_cas":
 
         def exchange(
-            group: Group, address: Symbolic, before: Value, after: Value, mask: Array | None = None
+            group: Group, address: Array, before: Array, after: Array, mask: Array | None = None
         ) -> Array:
-            access = Access(group, address, mask, operation, element)
-            return swap(access, array_of(before, kind), array_of(after, kind))
+            return swap(Access(group, address, mask, operation, element), before, after)
 
         return exchange
     if operation.name != "tt.atomic_rmw":
         raise Unsupported(f"line {operation.line}: {operation.name}")
     name, is_used = _update_name(operation, element), not used.isdisjoint(operation.results)
 
-    def compute(group: Group, address: Symbolic, value: Value, mask: Array | None = None) -> Array:
-        access = Access(group, address, mask, operation, element)
-        return update(access, array_of(value, element), name, is_used=is_used)
+    def compute(group: Group, address: Array, value: Array, mask: Array | None = None) -> Array:
+        return update(
+            Access(group, address, mask, operation, element), value, name, is_used=is_used
+        )
 
     return compute
 
@@ -410,8 +292,8 @@ UNALIGNED_WORDS = (
 class TensorDescriptor:
     """The value of a descriptor."""
 
-    base: Symbolic
-    """Address, without block axes."""
+    base: Array
+    """Address, `[n or 1]`."""
     shape: tuple[Array, ...]
     strides: tuple[Array, ...]
     """In elements, `[n or 1]` each, as the sizes."""
@@ -424,7 +306,7 @@ def _described(operation: Operation) -> Compute:
     is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
     size = scalar_of(_block_of(operation.types.results[0])).num_bytes
 
-    def describe(_group: Group, base: Symbolic, *given: Array) -> TensorDescriptor:
+    def describe(_group: Group, base: Array, *given: Array) -> TensorDescriptor:
         numbers = [one.astype(np.int64) for one in given]
         shape, strides = tuple(numbers[:rank]), tuple(numbers[rank:])
         # Bytes from one element to the next along each axis but the last, as far as it has several.
@@ -432,7 +314,7 @@ def _described(operation: Operation) -> Compute:
             np.where(length > 1, stride * size, 0)
             for length, stride in zip(shape[:-1], strides[:-1], strict=True)
         ]
-        if any(np.any(one % ALIGNMENT) for one in (base.array(symbolic.INT64), *steps)):
+        if any(np.any(one % ALIGNMENT) for one in (base, *steps)):
             raise Unsupported(f"line {operation.line}: {UNALIGNED_WORDS}")
         padding = float("nan") if is_nan else 0.0
         return TensorDescriptor(base=base, shape=shape, strides=strides, padding=padding)
@@ -446,41 +328,28 @@ def _window(operation: Operation, kind: Type) -> Callable[..., Access]:
     rank = len(shape)
 
     def window(group: Group, descriptor: TensorDescriptor, starts: Sequence[Any]) -> Access:
-        addresses = descriptor.base.mapped(lambda term: term.reshape(-1, *(1,) * rank))
-        mask: Array | None = None
+        ones = (1,) * rank
+        addresses, mask = descriptor.base.reshape(-1, *ones), np.ones((1, *ones), np.bool_)
         for axis, start in enumerate(starts):
             index = _along(start, axis, shape)
-            limit = descriptor.shape[axis].reshape(-1, *(1,) * rank)
-            for found in (
-                symbolic.compare(index, Symbolic.constant(0, rank), "sge"),
-                symbolic.compare(index, Symbolic.of(limit), "slt"),
-            ):
-                assert found is not None
-                joined = found if mask is None else symbolic.both(mask, found)
-                mask = mask & found if joined is None and mask is not None else joined
-            stride = descriptor.strides[axis]
-            if int(stride.min()) == int(stride.max()):
-                offset = index.times(int(stride[0]) * element.num_bytes)
-            else:
-                wide = stride.reshape(-1, *(1,) * rank) * element.num_bytes
-                offset = Symbolic.of(index.array(symbolic.INT64) * wide)
-            addresses = addresses.plus(offset)
+            mask = mask & (index >= 0) & (index < descriptor.shape[axis].reshape(-1, *ones))
+            stride = descriptor.strides[axis].reshape(-1, *ones)
+            addresses = addresses + index * (stride * element.num_bytes)
         return Access(group, addresses, mask, operation, element)
 
     return window
 
 
-def _along(start: Any, axis: int, shape: tuple[int, ...]) -> Symbolic:
+def _along(start: Array, axis: int, shape: tuple[int, ...]) -> Array:
     """Indices of a block along an axis: from a scalar on, or a given row of them."""
     rank = len(shape)
     form = [1] * (rank + 1)
     form[axis + 1] = shape[axis]
-    if isinstance(start, Symbolic) or start.ndim > 1:  # x_offsets of a gather
-        rows = array_of(start, Scalar("i32")).astype(np.int64)
-        return Symbolic.of(np.broadcast_to(rows, (len(rows), shape[axis])).reshape(-1, *form[1:]))
-    first = Symbolic.of(start.reshape(-1, *(1,) * rank))
+    if start.ndim > 1:  # x_offsets of a gather
+        rows = start.astype(np.int64)
+        return np.broadcast_to(rows, (len(rows), shape[axis])).reshape(-1, *form[1:])
     line = np.arange(shape[axis], dtype=np.int64).reshape(form)
-    return first.plus(Symbolic((line,), 0, shape[axis] - 1))
+    return start.astype(np.int64).reshape(-1, *(1,) * rank) + line
 
 
 def _load_described(operation: Operation) -> Compute:
@@ -488,10 +357,10 @@ def _load_described(operation: Operation) -> Compute:
     block, dtype = _block_shape(operation, kind), dtype_of(scalar_of(kind))
     window = _window(operation, kind)
 
-    def compute(group: Group, descriptor: TensorDescriptor, *starts: Value) -> Value:
+    def compute(group: Group, descriptor: TensorDescriptor, *starts: Array) -> Array:
         other = np.full((1,) * (len(block) + 1), descriptor.padding, dtype)
         found = load(window(group, descriptor, starts), other)
-        return symbolic.reshape(found, block, shape_of(kind))
+        return reshaped(found, block, shape_of(kind))
 
     return compute
 
@@ -502,10 +371,9 @@ def _store_described(operation: Operation) -> Compute:
     is_update = operation.name == "tt.descriptor_reduce"
     name = _update_name(operation, scalar_of(kind)) if is_update else ""
 
-    def compute(group: Group, descriptor: TensorDescriptor, *given: Value) -> None:
+    def compute(group: Group, descriptor: TensorDescriptor, *given: Array) -> None:
         *starts, value = given
-        values = symbolic.reshape(array_of(value, kind), shape_of(kind), block)
-        assert not isinstance(values, Symbolic)
+        values = reshaped(value, shape_of(kind), block)
         if is_update:
             update(window(group, descriptor, starts), values, name, is_used=False)
         else:
@@ -532,7 +400,7 @@ FUNCTIONS: dict[str, Callable[[Operation], Compute]] = {
     "tt.get_program_id": _program_id,
     "tt.get_num_programs": _num_programs,
     "tt.splat": _splat,
-    "tt.unsplat": _unsplat,
+    "tt.unsplat": lambda _: _plain(np.ravel),
     "tt.broadcast": lambda _: _plain(lambda block: block),  # 1 stands for any size
     "tt.expand_dims": _expanded,
     "tt.trans": _transposed,

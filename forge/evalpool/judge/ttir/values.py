@@ -84,6 +84,15 @@ def fixed(array: Array) -> Array:
     return array
 
 
+Lanes: TypeAlias = "NDArray[np.intp] | slice"
+"""Positions of some instances in a group."""
+
+
+def take(array: Array, lanes: Lanes) -> Array:
+    """The value of some instances of a group."""
+    return array if array.shape[0] == 1 else array[lanes]
+
+
 def expanded(array: Array, shape: Sequence[int]) -> Array:
     """The array with its block axes at full size, as a view; the instances' axis as it is.
 

@@ -29,9 +29,8 @@ from forge.evalpool.judge.ttir.memory.storages import (
     first_lane,
     windows_of,
 )
-from forge.evalpool.judge.ttir.symbolic import Symbolic, take
 from forge.evalpool.judge.ttir.tree import shape_of
-from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype, round_to
+from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype, round_to, take
 
 # --- loads and stores
 
@@ -66,8 +65,8 @@ def _blended(values: Array, mask: Array | None, other: Array | None) -> Array:
 
 
 def _assembled(access: Access, other: Array | None, results: list[tuple[Part, Array]]) -> Array:
-    shapes = [term.shape for term in access.addresses.terms]
-    shapes += [one.shape for one in (access.mask, other) if one is not None]
+    arrays = (access.addresses, access.mask, other)
+    shapes = [one.shape for one in arrays if one is not None]
     shape = (access.group.size, *np.broadcast_shapes(*shapes)[1:])
     total = np.zeros(shape, decode(np.empty(1, memory_dtype(access.element)), access.element).dtype)
     if other is not None:
@@ -141,23 +140,18 @@ def resolve(access: Access, *, is_write: bool) -> Iterator[Part]:
     launch, or not aligned."""
     addresses, mask, launch = access.addresses, access.mask, access.launch
     allowed = launch.watched if is_write else launch.reachable
-    if mask is not None and mask.size == 1:
-        if not mask.flat[0]:
-            return
-        mask = None
-    number, low = launch.memory.find(addresses.low)
-    other, high = launch.memory.find(addresses.high)
+    if mask is not None and not mask.any():
+        return
+    mask = None if mask is not None and mask.all() else mask
+    number = launch.memory.find(int(addresses.flat[0]))[0]
     found = None
-    if number is not None and number == other and number in allowed:
+    if number is not None and number in allowed:
         found = windows_of(addresses, launch.memory.address(number))
     if number is None or found is None or not found.is_aligned(access.size):
         yield from _lanes(access, addresses, mask, allowed, None)
         return
     storage = launch.memory.storages[number]
     end = len(storage.data) - access.size
-    if low >= 0 and high <= end:
-        yield Part(None, number, storage, found, mask)
-        return
     inside = (found.bases + found.lowest >= 0) & (found.bases + found.highest <= end)
     if inside.all():
         yield Part(None, number, storage, found, mask)
@@ -167,18 +161,18 @@ def resolve(access: Access, *, is_write: bool) -> Iterator[Part]:
         return
     good, bad = np.flatnonzero(inside), np.flatnonzero(~inside)
     windows = Windows(found.bases[good], found.strides, found.shape)
-    yield Part(good, number, storage, windows, take(mask, good))
-    yield from _lanes(access, take(addresses, bad), take(mask, bad), allowed, bad)
+    masks = [None if mask is None else take(mask, one) for one in (good, bad)]
+    yield Part(good, number, storage, windows, masks[0])
+    yield from _lanes(access, take(addresses, bad), masks[1], allowed, bad)
 
 
 def _lanes(
     access: Access,
-    addresses: Symbolic,
+    array: NDArray[np.int64],
     mask: Array | None,
     allowed: frozenset[int],
     instances: NDArray[np.intp] | None,
 ) -> Iterator[Part]:
-    array = addresses.array(np.dtype(np.int64))
     lanes: Array | None = None
     if mask is not None:
         array, lanes = np.broadcast_arrays(array, mask)
@@ -302,7 +296,7 @@ def _turns(
     element, dtype = access.element, memory_dtype(access.element)
     shape = shape_of(access.operation.types.operands[0])
     if access.operation.name == "tt.descriptor_reduce":
-        shape = tuple(np.broadcast_shapes(*(term.shape for term in access.addresses.terms))[1:])
+        shape = access.addresses.shape[1:]
     full = (access.group.size, *shape)
     result = np.zeros(full, decode(np.zeros(1, dtype), element).dtype)
     launch = access.launch

@@ -26,9 +26,8 @@ from forge.evalpool.judge.ttir.values import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.evalpool.judge.ttir.symbolic import Lanes, Symbolic
     from forge.evalpool.judge.ttir.tree import Operation, Scalar
-    from forge.evalpool.judge.ttir.values import Array
+    from forge.evalpool.judge.ttir.values import Array, Lanes
 
 
 # --- storages
@@ -356,35 +355,18 @@ class Part(NamedTuple):
     mask: Array | None
 
 
-def windows_of(addresses: Symbolic, origin: int) -> Windows | None:
+def windows_of(addresses: Offsets, origin: int) -> Windows | None:
     """Addresses as windows whose offsets count from `origin`; None where they are not strided."""
-    rank = addresses.terms[0].ndim - 1
-    bases = np.array([-origin], np.int64)
-    strides, shape = [0] * rank, [1] * rank
-    for term in addresses.terms:
-        sizes = term.shape
-        axes = [axis for axis in range(1, rank + 1) if sizes[axis] > 1]
-        if sizes[0] > 1 and axes:
-            return None
-        if not axes:
-            bases = bases + term.reshape(-1)
-            continue
-        corner = term.reshape(-1)[:1]
-        bases = bases + corner
-        rest = term - corner
-        total = np.zeros((1,) * (rank + 1), np.int64)
-        for axis in axes:
-            place = [0] * (rank + 1)
-            place[axis] = 1
-            stride = int(rest[tuple(place)])
-            form = [1] * (rank + 1)
-            form[axis] = sizes[axis]
-            total = total + (np.arange(sizes[axis], dtype=np.int64) * stride).reshape(form)
-            strides[axis - 1] += stride
-            shape[axis - 1] = sizes[axis]
-        if not np.array_equal(total, rest):
-            return None
-    return Windows(bases, tuple(strides), tuple(shape))
+    shape, rank = addresses.shape[1:], addresses.ndim - 1
+    bases, strides = addresses.reshape(len(addresses), -1)[:, 0], list[int]()
+    for axis, size in enumerate(shape):
+        second = [0] * (rank + 1)
+        second[axis + 1] = min(size - 1, 1)
+        strides.append(int(addresses[tuple(second)] - bases[0]))
+    offsets = Windows(bases, tuple(strides), shape).scattered().offsets
+    if not np.array_equal(offsets, addresses):
+        return None
+    return Windows(bases - origin, tuple(strides), shape)
 
 
 # --- launch
@@ -484,7 +466,8 @@ class Access:
     """One operation of a group on memory: elements at addresses, where a mask is True."""
 
     group: Group
-    addresses: Symbolic
+    addresses: Offsets
+    """Compact, `[n or 1, ...]`."""
     mask: Array | None
     operation: Operation
     element: Scalar
