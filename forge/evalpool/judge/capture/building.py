@@ -9,21 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from forge.evalpool.judge.program.format import (
-    Choice,
-    Descriptor,
-    Kernel,
-    Launch,
-    Node,
-    Op,
-    Origin,
-    Program,
-    Section,
-    Storage,
-    Tensor,
-    TensorUse,
-    Value,
-)
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.walk import tensor_bytes, used_tensors
 
 OVERWRITES = ("aten.copy_.default", "aten.zero_.default", "aten.fill_", "aten.uniform_.default")
@@ -34,31 +20,33 @@ OVERWRITES = ("aten.copy_.default", "aten.zero_.default", "aten.fill_", "aten.un
 class Parts:
     """The tables that a recorder's nodes refer to."""
 
-    storages: Sequence[Storage]
-    tensors: Sequence[Tensor]
-    kernels: Sequence[Kernel]
+    storages: Sequence[form.Storage]
+    tensors: Sequence[form.Tensor]
+    kernels: Sequence[form.Kernel]
     constants: Sequence[bytes]
 
 
-def renumbered(node: Node, tensor: Callable[[int], int], kernel: Callable[[int], int]) -> Node:
+def renumbered(
+    node: form.Node, tensor: Callable[[int], int], kernel: Callable[[int], int]
+) -> form.Node:
     """A node with other numbers."""
     match node:
-        case Launch():
+        case form.Launch():
             return replace(
                 node,
                 kernel=kernel(node.kernel),
                 arguments=tuple(_argument(one, tensor) for one in node.arguments),
             )
-        case Op():
+        case form.Op():
             return replace(
                 node,
                 arguments=tuple(_argument(one, tensor) for one in node.arguments),
                 keywords={name: _argument(one, tensor) for name, one in node.keywords.items()},
                 results=tuple(tensor(one) for one in node.results),
             )
-        case Value():
+        case form.Value():
             return replace(node, tensor=tensor(node.tensor))
-        case Choice():
+        case form.Choice():
             alternatives = (
                 replace(
                     one,
@@ -72,9 +60,9 @@ def renumbered(node: Node, tensor: Callable[[int], int], kernel: Callable[[int],
 
 def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
     match value:
-        case TensorUse():
-            return TensorUse(tensor=tensor(value.tensor))
-        case Descriptor():
+        case form.TensorUse():
+            return form.TensorUse(tensor=tensor(value.tensor))
+        case form.Descriptor():
             return replace(value, tensor=tensor(value.tensor))
         case tuple():
             return tuple(_argument(one, tensor) for one in cast("tuple[Any, ...]", value))
@@ -82,7 +70,7 @@ def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
             return value
 
 
-def storages_of(node: Node, parts: Parts) -> set[int]:
+def storages_of(node: form.Node, parts: Parts) -> set[int]:
     """Numbers of the storages that a node names."""
     return {parts.tensors[number].storage for number in used_tensors(node)}
 
@@ -95,11 +83,11 @@ def _numbers() -> defaultdict[int, int]:
 def build(
     parts: Parts,
     *,
-    init: Sequence[Node],
-    forward: Sequence[Node],
+    init: Sequence[form.Node],
+    forward: Sequence[form.Node],
     outputs: Sequence[int],
     **facts: Any,
-) -> Program:
+) -> form.Program:
     """A program of these nodes; `facts` are its further fields."""
     tensors, kernels, storages, constants = (_numbers() for _ in range(4))
     new: Any = (tensors.__getitem__, kernels.__getitem__)
@@ -111,15 +99,15 @@ def build(
     new_tensors = tuple(replace(one, storage=storages[one.storage]) for one in old_tensors)
     made_in_init = {number for node in kept for number in storages_of(node, parts)}
 
-    def placed(number: int) -> Storage:
+    def placed(number: int) -> form.Storage:
         one = parts.storages[number]
-        if one.origin is Origin.CONSTANT:
+        if one.origin is form.Origin.CONSTANT:
             return replace(one, index=constants[one.index])
-        if one.origin is Origin.ALLOCATION and number in made_in_init:
-            return replace(one, section=Section.INIT)
+        if one.origin is form.Origin.ALLOCATION and number in made_in_init:
+            return replace(one, section=form.Section.INIT)
         return one
 
-    return Program(
+    return form.Program(
         storages=tuple(map(placed, storages)),
         tensors=new_tensors,
         kernels=tuple(parts.kernels[number] for number in kernels),
@@ -132,16 +120,16 @@ def build(
 
 
 def pruned(
-    parts: Parts, *, init: Sequence[Node], forward: Sequence[Node], outputs: Sequence[int]
-) -> list[Node]:
+    parts: Parts, *, init: Sequence[form.Node], forward: Sequence[form.Node], outputs: Sequence[int]
+) -> list[form.Node]:
     """The nodes of init that matter: something later reads what they may have written."""
     live = {parts.tensors[number].storage for number in outputs}
     for node in forward:
         live |= storages_of(node, parts)
-    kept: list[Node] = []
+    kept: list[form.Node] = []
     for node in reversed(init):
         touched = storages_of(node, parts)
-        if not isinstance(node, Value) and not touched & live:
+        if not isinstance(node, form.Value) and not touched & live:
             continue
         kept.append(node)
         live -= _overwritten(node, parts)
@@ -149,37 +137,39 @@ def pruned(
     return kept[::-1]
 
 
-def _overwritten(node: Node, parts: Parts) -> set[int]:
+def _overwritten(node: form.Node, parts: Parts) -> set[int]:
     """The storage of which an operation writes every byte and reads none."""
-    if not isinstance(node, Op) or not node.name.startswith(OVERWRITES):
+    if not isinstance(node, form.Op) or not node.name.startswith(OVERWRITES):
         return set()
     one = parts.tensors[node.results[0]]
     storage = parts.storages[one.storage]
     return {one.storage} if tensor_bytes(one) == storage.num_bytes else set()
 
 
-def _sources(node: Node, parts: Parts) -> set[int]:
+def _sources(node: form.Node, parts: Parts) -> set[int]:
     """The storages that a node may read."""
     if not _overwritten(node, parts):
         return storages_of(node, parts)
-    assert isinstance(node, Op)
+    assert isinstance(node, form.Op)
     return storages_of(replace(node, arguments=node.arguments[1:], results=()), parts)
 
 
-def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> list[Node]:
+def hoisted(parts: Parts, *, first: Sequence[form.Node], needed: Iterable[int]) -> list[form.Node]:
     """Finds the nodes of the first call whose storages a later call still uses and that depend on
     no input: weights packed at the first call, a buffer of zeros."""
-    clean: list[Node] = []
-    tainted = {number for number, one in enumerate(parts.storages) if one.origin is Origin.INPUT}
+    clean: list[form.Node] = []
+    tainted = {
+        number for number, one in enumerate(parts.storages) if one.origin is form.Origin.INPUT
+    }
     for node in first:
         touched = storages_of(node, parts)
         if touched & tainted:
             origins = {number: parts.storages[number].origin for number in touched}
-            tainted |= {n for n, origin in origins.items() if origin is Origin.ALLOCATION}
+            tainted |= {n for n, origin in origins.items() if origin is form.Origin.ALLOCATION}
         else:
             clean.append(node)
-    live = {one for one in needed if parts.storages[one].origin is Origin.ALLOCATION}
-    kept: list[Node] = []
+    live = {one for one in needed if parts.storages[one].origin is form.Origin.ALLOCATION}
+    kept: list[form.Node] = []
     for node in reversed(clean):
         touched = storages_of(node, parts)
         if touched & live:
@@ -191,7 +181,7 @@ def hoisted(parts: Parts, *, first: Sequence[Node], needed: Iterable[int]) -> li
 def forgotten(parts: Parts, numbers: Collection[int]) -> Parts:
     """The same parts, where nothing supplies the content of these storages."""
     made = [
-        replace(one, origin=Origin.ALLOCATION, index=0) if number in numbers else one
+        replace(one, origin=form.Origin.ALLOCATION, index=0) if number in numbers else one
         for number, one in enumerate(parts.storages)
     ]
     return replace(parts, storages=made)
@@ -200,11 +190,11 @@ def forgotten(parts: Parts, numbers: Collection[int]) -> Parts:
 def with_one_input_each(parts: Parts) -> Parts:
     """The same parts, where tensors of earlier inputs are those of the last call's: choices that
     the first call made run on these."""
-    last = {one.index: n for n, one in enumerate(parts.storages) if one.origin is Origin.INPUT}
+    last = {one.index: n for n, one in enumerate(parts.storages) if one.origin is form.Origin.INPUT}
 
     def placed(number: int) -> int:
         one = parts.storages[number]
-        return last[one.index] if one.origin is Origin.INPUT else number
+        return last[one.index] if one.origin is form.Origin.INPUT else number
 
     return replace(
         parts, tensors=[replace(one, storage=placed(one.storage)) for one in parts.tensors]
@@ -213,38 +203,38 @@ def with_one_input_each(parts: Parts) -> Parts:
 
 def is_same_call(
     parts: Parts,
-    one: tuple[Sequence[Node], Sequence[int]],
-    other: tuple[Sequence[Node], Sequence[int]],
+    one: tuple[Sequence[form.Node], Sequence[int]],
+    other: tuple[Sequence[form.Node], Sequence[int]],
     *,
     since: int,
 ) -> bool:
     """True if the nodes and outputs of two calls are the same; storages from `since` on belong to a
     call."""
-    marks = [Op(name="", arguments=(), results=tuple(outputs)) for _, outputs in (one, other)]
+    marks = [form.Op(name="", arguments=(), results=tuple(outputs)) for _, outputs in (one, other)]
     pairs = zip((one, other), marks, strict=True)
     first, second = (canonical(parts, [*nodes, mark], since=since) for (nodes, _), mark in pairs)
     return first == second
 
 
-def canonical(parts: Parts, nodes: Sequence[Node], *, since: int) -> list[Any]:
+def canonical(parts: Parts, nodes: Sequence[form.Node], *, since: int) -> list[Any]:
     """Nodes with tensors in place of their numbers, and a call's own storages by first use; without
     their lines and what the host has read."""
     own = _numbers()
 
     def described(number: int) -> Any:
         tensor = parts.tensors[number]
-        is_allocated = parts.storages[tensor.storage].origin is Origin.ALLOCATION
+        is_allocated = parts.storages[tensor.storage].origin is form.Origin.ALLOCATION
         is_own = is_allocated and tensor.storage >= since
         return replace(tensor, storage=-1 - own[tensor.storage] if is_own else tensor.storage)
 
     made = (replace(renumbered(one, described, lambda number: number), line=0) for one in nodes)
-    return [replace(one, answer=None) if isinstance(one, Value) else one for one in made]
+    return [replace(one, answer=None) if isinstance(one, form.Value) else one for one in made]
 
 
-def flat(nodes: Sequence[Node]) -> list[Node]:
+def flat(nodes: Sequence[form.Node]) -> list[form.Node]:
     """Nodes with the first alternative in place of each choice."""
     return [
         one
         for node in nodes
-        for one in (node.alternatives[0].nodes if isinstance(node, Choice) else (node,))
+        for one in (node.alternatives[0].nodes if isinstance(node, form.Choice) else (node,))
     ]

@@ -19,27 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.capture.building import Parts
 from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.format import (
-    Kernel,
-    Literal,
-    NamedConstant,
-    Node,
-    Op,
-    Origin,
-    Section,
-    Storage,
-    Tensor,
-    TensorUse,
-    Value,
-)
 from forge.evalpool.judge.program.questions import MAX_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from forge.evalpool.judge.capture.exchange import Asking
-    from forge.evalpool.judge.program.format import Scalar
 
 aten = torch.ops.aten
 
@@ -79,13 +66,13 @@ class Recorder(TorchDispatchMode):
         self.fake = fake
         self.file = file
         self.asking = asking
-        self.nodes: list[Node] = []
+        self.nodes: list[form.Node] = []
         """Nodes of the section that is being recorded; the session swaps the list."""
-        self.section = Section.INIT
+        self.section = form.Section.INIT
         """Section that new allocations belong to."""
-        self.storages: list[Storage] = []
-        self.tensors: list[Tensor] = []
-        self.kernels: list[Kernel] = []
+        self.storages: list[form.Storage] = []
+        self.tensors: list[form.Tensor] = []
+        self.kernels: list[form.Kernel] = []
         self.constants: list[bytes] = []
         self.parts = Parts(
             storages=self.storages, tensors=self.tensors, kernels=self.kernels,
@@ -99,8 +86,8 @@ class Recorder(TorchDispatchMode):
         taken again."""
         self._storage_numbers: dict[int, int] = {}
         """By the address of torch's storage, which `_held` keeps alive."""
-        self._tensor_numbers: dict[Tensor, int] = {}
-        self._kernel_numbers: dict[Kernel, int] = {}
+        self._tensor_numbers: dict[form.Tensor, int] = {}
+        self._kernel_numbers: dict[form.Kernel, int] = {}
         self._constants: dict[tuple[torch.dtype, bytes], Any] = {}
         self._constant_bytes = 0
         self._num_nodes = 0
@@ -115,7 +102,7 @@ class Recorder(TorchDispatchMode):
         those of its storage."""
         tensor = FakeTensor(self.fake, torch.empty(shape, dtype=dtype, device="meta"), CARD)
         num_bytes = math.prod(shape) * dtype.itemsize
-        self._add_storage(tensor, Storage(num_bytes=num_bytes, **facts))
+        self._add_storage(tensor, form.Storage(num_bytes=num_bytes, **facts))
         return tensor
 
     def storage_of(self, tensor: Any) -> int:
@@ -123,8 +110,8 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         number = self._storage_numbers.get(storage._cdata)
         if number is None:
-            facts: Any = {"origin": Origin.ALLOCATION, "section": self.section}
-            number = self._add_storage(tensor, Storage(num_bytes=storage.nbytes(), **facts))
+            facts: Any = {"origin": form.Origin.ALLOCATION, "section": self.section}
+            number = self._add_storage(tensor, form.Storage(num_bytes=storage.nbytes(), **facts))
         return number
 
     def is_known(self, tensor: Any) -> bool:
@@ -137,7 +124,7 @@ class Recorder(TorchDispatchMode):
             raise Unsupported("a lazily conjugated tensor: call resolve_conj() or resolve_neg()")
         if tensor.layout is not torch.strided:
             raise Unsupported("a sparse tensor: use strided tensors")
-        record = Tensor(
+        record = form.Tensor(
             storage=self.storage_of(tensor),
             offset=tensor.storage_offset(),
             shape=tuple(tensor.shape),
@@ -171,20 +158,20 @@ class Recorder(TorchDispatchMode):
         if key not in self._constants:
             self._constant_bytes += len(content)
             self._constants[key] = self.given(
-                [plain.numel()], plain.dtype, origin=Origin.CONSTANT, index=len(self.constants)
+                [plain.numel()], plain.dtype, origin=form.Origin.CONSTANT, index=len(self.constants)
             )
             self.constants.append(content)
         with self.fake:
             return self._constants[key].view(plain.shape)
 
-    def _add_storage(self, tensor: Any, storage: Storage) -> int:
+    def _add_storage(self, tensor: Any, storage: form.Storage) -> int:
         number = len(self.storages)
         held = tensor.untyped_storage()
         self._storage_numbers[held._cdata] = number
         self._held.append(held)
         self.storages.append(storage)
         address = self._next_address
-        if storage.origin is Origin.INPUT:
+        if storage.origin is form.Origin.INPUT:
             address = self._input_addresses.setdefault(storage.index, address)
         self._addresses.append(address)
         size = held.nbytes() + ALIGNMENT
@@ -197,19 +184,19 @@ class Recorder(TorchDispatchMode):
         """Line of the candidate that is being executed."""
         return current_line(self.file)
 
-    def begin_call(self, nodes: list[Node]) -> None:
+    def begin_call(self, nodes: list[form.Node]) -> None:
         """Records another call of forward, in this list."""
         self.nodes, self._num_nodes = nodes, 0
         self._new_on_host = []
 
-    def add(self, node: Node) -> None:
+    def add(self, node: form.Node) -> None:
         """Appends a node. Raises BoundExceeded."""
         self._num_nodes += 1
         if self._num_nodes > 2 * limits.MAX_NODES:  # forward is captured twice
             raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
 
-    def kernel(self, kernel: Kernel) -> int:
+    def kernel(self, kernel: form.Kernel) -> int:
         """Number of a kernel; equal ones share it. Raises BoundExceeded."""
         number = self._kernel_numbers.get(kernel)
         if number is None:
@@ -221,7 +208,7 @@ class Recorder(TorchDispatchMode):
         return number
 
     @contextmanager
-    def aside(self) -> Iterator[list[Node]]:
+    def aside(self) -> Iterator[list[form.Node]]:
         """Within, nodes go to a list of their own."""
         before, self.nodes = self.nodes, []
         try:
@@ -272,7 +259,7 @@ class Recorder(TorchDispatchMode):
 
     def require_new(self, tensors: Iterable[torch.Tensor]) -> None:
         """Raises Unsupported for a tensor of the host that an earlier call may have seen."""
-        if self.section is Section.FORWARD:
+        if self.section is form.Section.FORWARD:
             known = {one._cdata for one in self._new_on_host}
             if any(one.untyped_storage()._cdata not in known for one in leaves(*tensors)):
                 raise Unsupported("a tensor of the host that is kept and changed: compute it anew")
@@ -317,7 +304,7 @@ class Recorder(TorchDispatchMode):
     def add_op(self, func: Any, args: Any, kwargs: Any, made: list[Any]) -> None:
         """Appends the node of an operation with these results."""
         named = {n: one for n, one in kwargs.items() if n not in ("device", "generator")}
-        node = Op(
+        node = form.Op(
             name=str(func),
             arguments=tuple(map(self._literal, args)),
             keywords={name: self._literal(one) for name, one in named.items()},
@@ -326,16 +313,16 @@ class Recorder(TorchDispatchMode):
         )
         self.add(node)
 
-    def _literal(self, value: Any) -> Literal:
+    def _literal(self, value: Any) -> form.Literal:
         if isinstance(value, FakeTensor):
-            return TensorUse(tensor=self.tensor(value))
+            return form.TensorUse(tensor=self.tensor(value))
         if isinstance(value, torch.Tensor):
-            return TensorUse(tensor=self.tensor(self.constant(value)))
+            return form.TensorUse(tensor=self.tensor(self.constant(value)))
         if isinstance(value, list | tuple):
             return tuple(self._literal(one) for one in value)
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             kind = type(value).__name__
-            return NamedConstant(kind=kind, name=str(value).removeprefix("torch."))
+            return form.NamedConstant(kind=kind, name=str(value).removeprefix("torch."))
         if isinstance(value, torch.device | torch.Generator):
             return None
         if value is None or isinstance(value, bool | int | float | str):
@@ -344,13 +331,13 @@ class Recorder(TorchDispatchMode):
 
     # Host reads
 
-    def read(self, tensors: list[int]) -> list[Scalar]:
+    def read(self, tensors: list[int]) -> list[form.Scalar]:
         """Values of tensors with one element each, from the judge. Raises Unsupported."""
         dtypes = [self.tensors[number].dtype for number in tensors]
         answers = self.asking.values(tensors, dtypes=dtypes)
         line = self.line()
         for number, answer in zip(tensors, answers, strict=True):
-            self.add(Value(tensor=number, answer=answer, line=line))
+            self.add(form.Value(tensor=number, answer=answer, line=line))
         return answers
 
     def fetch(self, tensor: Any) -> torch.Tensor:

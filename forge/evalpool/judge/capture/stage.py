@@ -30,14 +30,8 @@ from forge.evalpool.judge.capture.lowering import Lowering
 from forge.evalpool.judge.capture.pretence import card as cards
 from forge.evalpool.judge.capture.pretence import inductor
 from forge.evalpool.judge.capture.tuning import patches
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.format import (
-    Descriptor,
-    Kernel,
-    Launch,
-    LaunchArgument,
-    TensorUse,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +75,7 @@ class CaptureDriver(DriverBase):
 class CapturedKernel:
     """Stands for Triton's CompiledKernel."""
 
-    def __init__(self, source: Any, kernel: Kernel, recorder: Recorder) -> None:
+    def __init__(self, source: Any, kernel: form.Kernel, recorder: Recorder) -> None:
         self.src = source
         self.name = kernel.name
         self.function = self
@@ -120,7 +114,7 @@ class CapturedKernel:
         if self._is_allocating and _allocation._allocator.get() is _allocation._NULL_ALLOCATOR:
             _allocation._NULL_ALLOCATOR(0, 0, None)  # raises what Triton's launcher would
         recorder = self._recorder
-        node = Launch(
+        node = form.Launch(
             kernel=self.number,
             grid=(sizes[0], sizes[1], sizes[2]),
             arguments=found,
@@ -139,7 +133,7 @@ class CapturedKernel:
             raise TypeError(f"{self.name} takes {len(kinds)} arguments, not {count}")
         return kinds
 
-    def _argument(self, kind: Any, value: Any) -> Iterator[LaunchArgument]:
+    def _argument(self, kind: Any, value: Any) -> Iterator[form.LaunchArgument]:
         if isinstance(kind, tuple | list):
             for one_kind, one in zip(kind, value, strict=True):
                 yield from self._argument(one_kind, one)
@@ -153,16 +147,16 @@ class CapturedKernel:
             yield _number(kind, value)
 
 
-def _pointer(recorder: Recorder, value: Any) -> TensorUse:
+def _pointer(recorder: Recorder, value: Any) -> form.TensorUse:
     value = getattr(value, "base", value) if not isinstance(value, torch.Tensor) else value
     if isinstance(value, FakeTensor):
-        return TensorUse(tensor=recorder.tensor(value))
+        return form.TensorUse(tensor=recorder.tensor(value))
     if isinstance(value, torch.Tensor):
         raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
     raise Unsupported(f"a {type(value).__name__} as a pointer: pass a tensor")
 
 
-def _number(kind: str, value: Any) -> LaunchArgument:
+def _number(kind: str, value: Any) -> form.LaunchArgument:
     if hasattr(value, "item") and not isinstance(value, torch.Tensor):
         value = value.item()  # NumPy's scalars
     if kind.startswith(("fp", "bf", "f")):
@@ -170,11 +164,11 @@ def _number(kind: str, value: Any) -> LaunchArgument:
     return int(value)
 
 
-def _descriptor(recorder: Recorder, value: Any) -> Iterator[LaunchArgument]:
+def _descriptor(recorder: Recorder, value: Any) -> Iterator[form.LaunchArgument]:
     if not isinstance(value, TensorDescriptor):
         raise Unsupported(f"a {type(value).__name__} as a tensor descriptor")
     shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.strides))
-    yield Descriptor(
+    yield form.Descriptor(
         tensor=_pointer(recorder, value.base).tensor,
         shape=shape,
         strides=strides,

@@ -12,18 +12,7 @@ from dataclasses import dataclass
 from enum import Flag
 from typing import NamedTuple, TypeAlias
 
-from forge.evalpool.judge.program.format import (
-    Choice,
-    Descriptor,
-    Launch,
-    Node,
-    Op,
-    Origin,
-    Program,
-    Section,
-    TensorUse,
-    Value,
-)
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.limits import MAX_INPUTS
 from forge.evalpool.judge.program.ops import MOVES, Kind, bind, kind_of, packet, schemas
 from forge.evalpool.judge.program.walk import Placed, tensor_bytes, tensors_in, tensors_of
@@ -84,32 +73,32 @@ class Effects:
     """The storages among `writes` whose whole content is new."""
 
 
-def effects(program: Program, node: Node, accesses: Accesses) -> Effects:
+def effects(program: form.Program, node: form.Node, accesses: Accesses) -> Effects:
     """Storages that a launch, an operation or a value reads and writes. A choice has no effects of
     its own. An operation outside the table, which only references have, writes to its results
     alone."""
     match node:
-        case Launch():
+        case form.Launch():
             return _launch_effects(program, node, accesses)
-        case Op():
+        case form.Op():
             return _op_effects(program, node)
-        case Choice():
+        case form.Choice():
             return Effects(frozenset(), frozenset())
         case _:
             return Effects(storages(program, [node.tensor]), frozenset())
 
 
-def storages(program: Program, tensors: Iterable[int]) -> frozenset[int]:
+def storages(program: form.Program, tensors: Iterable[int]) -> frozenset[int]:
     """The storages of tensors."""
     return frozenset(program.tensors[tensor].storage for tensor in tensors)
 
 
-def _launch_effects(program: Program, launch: Launch, accesses: Accesses) -> Effects:
+def _launch_effects(program: form.Program, launch: form.Launch, accesses: Accesses) -> Effects:
     known = accesses.get(launch.kernel) or [Access.BOTH] * len(launch.arguments)
     passed = [
         (argument.tensor, access)
         for argument, access in zip(launch.arguments, known, strict=True)
-        if isinstance(argument, TensorUse | Descriptor)
+        if isinstance(argument, form.TensorUse | form.Descriptor)
     ]
     return Effects(
         reads=storages(program, (tensor for tensor, access in passed if Access.READ in access)),
@@ -117,7 +106,7 @@ def _launch_effects(program: Program, launch: Launch, accesses: Accesses) -> Eff
     )
 
 
-def _op_effects(program: Program, op: Op) -> Effects:
+def _op_effects(program: form.Program, op: form.Op) -> Effects:
     updated, overwritten = written_in_place(op)
     overwritten |= set(op.results) - updated
     name = packet(op.name)
@@ -130,7 +119,7 @@ def _op_effects(program: Program, op: Op) -> Effects:
     )
 
 
-def written_in_place(op: Op) -> tuple[set[int], set[int]]:
+def written_in_place(op: form.Op) -> tuple[set[int], set[int]]:
     """The tensors among an operation's arguments that it updates, and those that it overwrites."""
     schema = schemas().get(op.name)
     bound = bind(schema, op) if schema else []
@@ -146,7 +135,7 @@ def written_in_place(op: Op) -> tuple[set[int], set[int]]:
     return updated, overwritten
 
 
-def covers_storage(program: Program, tensor: int) -> bool:
+def covers_storage(program: form.Program, tensor: int) -> bool:
     """True if a tensor is its whole storage, each element once."""
     view = program.tensors[tensor]
     step = 1
@@ -232,7 +221,7 @@ class LookedUp:
 
 
 def trace(
-    program: Program,
+    program: form.Program,
     nodes: Sequence[Placed],
     accesses: Accesses | None = None,
     lookups: Lookups | None = None,
@@ -263,15 +252,15 @@ def trace(
         source = host
         for storage in step.reads:
             source |= contents[storage]
-        if isinstance(placed.node, Value):
+        if isinstance(placed.node, form.Value):
             # Inputs that the host has read decide about what follows.
             deciding = (source & (_HOST - 1)) // _INPUT * _HOST
             host = source & ~_TABLE & ((_INPUT - 1) | -_HOST) | deciding
         reread |= step.reads & writers.keys()
-        if isinstance(placed.node, Launch) and placed.section == Section.FORWARD:
+        if isinstance(placed.node, form.Launch) and placed.section == form.Section.FORWARD:
             held = [
                 program.tensors[one.tensor].storage
-                if isinstance(one, TensorUse | Descriptor)
+                if isinstance(one, form.TensorUse | form.Descriptor)
                 else None
                 for one in placed.node.arguments
             ]
@@ -294,11 +283,11 @@ def trace(
         for storage in step.writes:
             before = 0 if storage in step.replaces else contents[storage]
             # A candidate's own parameter is the problem's: `copy_` of it to itself reads nothing.
-            is_parameter = program.storages[storage].origin == Origin.PARAMETER
+            is_parameter = program.storages[storage].origin == form.Origin.PARAMETER
             contents[storage] = made | before | (_PARAMETERS if is_parameter else 0)
-            if placed.section == Section.INIT:
+            if placed.section == form.Section.INIT:
                 prepared.add(storage)
-            elif not isinstance(placed.node, Launch) or placed.node.kernel in known:
+            elif not isinstance(placed.node, form.Launch) or placed.node.kernel in known:
                 writers.setdefault(storage, placed)
     reread |= storages(program, program.outputs) & writers.keys()
     live = _live(program, steps)
@@ -361,35 +350,35 @@ def union_of(masks: Iterable[int]) -> int:
     return found
 
 
-def _first_contents(program: Program) -> dict[int, int]:
+def _first_contents(program: form.Program) -> dict[int, int]:
     contents = dict.fromkeys(range(len(program.storages)), 0)
-    num_bytes = sum(one.num_bytes for one in program.storages if one.origin == Origin.CONSTANT)
+    num_bytes = sum(one.num_bytes for one in program.storages if one.origin == form.Origin.CONSTANT)
     for at, held in enumerate(program.storages):
-        if held.origin == Origin.INPUT:
+        if held.origin == form.Origin.INPUT:
             contents[at] = _INPUT << held.index
-        elif held.origin == Origin.CONSTANT and num_bytes > SMALL_CONSTANT_BYTES:
+        elif held.origin == form.Origin.CONSTANT and num_bytes > SMALL_CONSTANT_BYTES:
             contents[at] = _PREPARED | _TABLE
-        elif held.origin == Origin.PARAMETER:
+        elif held.origin == form.Origin.PARAMETER:
             contents[at] = _PARAMETERS
     return contents
 
 
-def _through(program: Program, placed: Placed, source: int) -> int:
-    node, in_init = placed.node, placed.section == Section.INIT
-    is_launch = isinstance(node, Launch)
-    is_move = isinstance(node, Op) and kind_of(program, node) in MOVES | {Kind.RANDOM}
+def _through(program: form.Program, placed: Placed, source: int) -> int:
+    node, in_init = placed.node, placed.section == form.Section.INIT
+    is_launch = isinstance(node, form.Launch)
+    is_move = isinstance(node, form.Op) and kind_of(program, node) in MOVES | {Kind.RANDOM}
     found = source
     if is_launch and (source & (_HOST - 1)) >= _INPUT:
         found &= ~_TABLE
     if is_launch and not in_init:
         found |= _LAUNCHED
-    if in_init and (is_launch or isinstance(node, Op)) and not is_move:
+    if in_init and (is_launch or isinstance(node, form.Op)) and not is_move:
         found |= _PREPARED | _TABLE
     return found
 
 
 def _live(
-    program: Program,
+    program: form.Program,
     steps: Sequence[tuple[Placed, Effects]],
     *,
     has_checks: bool = True,
@@ -408,12 +397,12 @@ def _live(
     wanted = set(storages(program, outputs)) | {
         at
         for at, held in enumerate(program.storages)
-        if held.origin in (Origin.INPUT, Origin.PARAMETER)
+        if held.origin in (form.Origin.INPUT, form.Origin.PARAMETER)
     }
     live: set[str] = set()
     for placed, step in reversed(steps):
         node = placed.node
-        is_value = isinstance(node, Value) and is_seen(node.tensor)
+        is_value = isinstance(node, form.Value) and is_seen(node.tensor)
         if not is_value and not step.writes & wanted:
             continue
         live.add(placed.path)

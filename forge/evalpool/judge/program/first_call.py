@@ -11,20 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.dataflow import Accesses, effects, storages
-from forge.evalpool.judge.program.format import (
-    Alternative,
-    Choice,
-    Descriptor,
-    Launch,
-    Op,
-    Origin,
-    Program,
-    Storage,
-    Tensor,
-    TensorUse,
-)
 from forge.evalpool.judge.program.walk import places, tensor_bytes
 
 
@@ -32,24 +21,24 @@ from forge.evalpool.judge.program.walk import places, tensor_bytes
 class FirstCall:
     """A program whose configurations run twice."""
 
-    program: Program
+    program: form.Program
     words: str
     """The cause why that may matter, and what to do, in a line."""
     line: int
 
 
-def first_call(program: Program, accesses: Accesses) -> FirstCall | None:
+def first_call(program: form.Program, accesses: Accesses) -> FirstCall | None:
     """The program of a first call; None where no benchmark leaves anything that a kernel reads.
 
     A choice that was made in `init` is settled in `forward`.
     """
     if sum(1 for _ in places(program)) > limits.MAX_NODES // 4:
         return None
-    settled = {node.key for node in program.init if isinstance(node, Choice)}
+    settled = {node.key for node in program.init if isinstance(node, form.Choice)}
     words, line = "", 0
     tensors, stored, nodes = list(program.tensors), list(program.storages), list(program.forward)
     for place, node in enumerate(program.forward):
-        if not isinstance(node, Choice) or node.key in settled or len(node.alternatives) == 1:
+        if not isinstance(node, form.Choice) or node.key in settled or len(node.alternatives) == 1:
             continue
         cause = next(filter(None, (_left(program, one, accesses) for one in node.alternatives)), "")
         if not cause:
@@ -64,11 +53,11 @@ def first_call(program: Program, accesses: Accesses) -> FirstCall | None:
     return FirstCall(program=made, words=words, line=line)
 
 
-def _left(program: Program, one: Alternative, accesses: Accesses) -> str:
+def _left(program: form.Program, one: form.Alternative, accesses: Accesses) -> str:
     """Names a kernel of an alternative, and the arguments that it reads and writes unrestored."""
     restored = storages(program, one.restored)
     for node in one.nodes:
-        if not isinstance(node, Launch):
+        if not isinstance(node, form.Launch):
             continue
         found = effects(program, node, accesses)
         both = (found.reads & found.writes) - restored
@@ -78,7 +67,7 @@ def _left(program: Program, one: Alternative, accesses: Accesses) -> str:
             names = ", ".join(
                 repr(parameter.name)
                 for argument, parameter in pairs
-                if isinstance(argument, TensorUse | Descriptor)
+                if isinstance(argument, form.TensorUse | form.Descriptor)
                 and program.tensors[argument.tensor].storage in both
             )
             return (
@@ -89,16 +78,18 @@ def _left(program: Program, one: Alternative, accesses: Accesses) -> str:
     return ""
 
 
-def _twice(one: Alternative, tensors: list[Tensor], stored: list[Storage]) -> Alternative:
+def _twice(
+    one: form.Alternative, tensors: list[form.Tensor], stored: list[form.Storage]
+) -> form.Alternative:
     """An alternative after its own benchmark. Copies of what is restored enter the tables."""
-    before: list[Op] = []
-    behind: list[Op] = []
+    before: list[form.Op] = []
+    behind: list[form.Op] = []
     for number in one.restored:
         tensor, copy = tensors[number], len(tensors)
         steps = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape)))
         tensors.append(replace(tensor, storage=len(stored), offset=0, strides=steps))
-        stored.append(Storage(num_bytes=tensor_bytes(tensor), origin=Origin.ALLOCATION))
-        use, kept = TensorUse(tensor=number), TensorUse(tensor=copy)
-        before.append(Op(name="aten.clone.default", arguments=(use,), results=(copy,)))
-        behind.append(Op(name="aten.copy_.default", arguments=(use, kept), results=(number,)))
+        stored.append(form.Storage(num_bytes=tensor_bytes(tensor), origin=form.Origin.ALLOCATION))
+        use, kept = form.TensorUse(tensor=number), form.TensorUse(tensor=copy)
+        before.append(form.Op(name="aten.clone.default", arguments=(use,), results=(copy,)))
+        behind.append(form.Op(name="aten.copy_.default", arguments=(use, kept), results=(number,)))
     return replace(one, nodes=(*before, *one.nodes, *behind, *one.nodes))

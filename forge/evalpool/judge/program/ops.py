@@ -30,15 +30,8 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.explain import short_operation
-from forge.evalpool.judge.program.format import (
-    ITEM_BYTES,
-    Literal,
-    NamedConstant,
-    Op,
-    Program,
-    TensorUse,
-)
 from forge.evalpool.judge.program.walk import tensors_of
 
 
@@ -69,7 +62,7 @@ SHORT_BYTES = 2
 """Size of an integer that is too short for an index."""
 
 
-def misuse(op: Op) -> str | None:
+def misuse(op: form.Op) -> str | None:
     """The reason why the executor must not run an operation; None if it may."""
     schema = schemas().get(op.name)
     if schema is None:
@@ -78,7 +71,7 @@ def misuse(op: Op) -> str | None:
     return f"{short_operation(op.name)}: {wrong}" if wrong else None
 
 
-def kind_of(program: Program, op: Op) -> Kind:
+def kind_of(program: form.Program, op: form.Op) -> Kind:
     """The kind of an operation, by its name and the types of its tensors. Operations outside the
     table, which only references have, count as heavy."""
     kind = KINDS.get(packet(op.name), Kind.HEAVY)
@@ -112,7 +105,7 @@ def is_integer(dtype: str) -> bool:
     return "float" not in dtype and "complex" not in dtype
 
 
-def _accumulates(op: Op) -> bool:
+def _accumulates(op: form.Op) -> bool:
     """True if a move by index adds to what is there: `index_put(accumulate=True)`, a reduction."""
     if packet(op.name) == "scatter":
         return "reduce" in op.name
@@ -120,19 +113,19 @@ def _accumulates(op: Op) -> bool:
     return "put" in op.name and any(value is True for value in given)
 
 
-def _adds_nothing(program: Program, op: Op) -> bool:
+def _adds_nothing(program: form.Program, op: form.Op) -> bool:
     """True for a sum along axes of one element, as of a grid that was split into one part."""
     if len(op.arguments) < 2:
         return False
     summed, axes = op.arguments[:2]
-    if not isinstance(summed, TensorUse) or not isinstance(axes, tuple) or not axes:
+    if not isinstance(summed, form.TensorUse) or not isinstance(axes, tuple) or not axes:
         return False
     shape = program.tensors[summed.tensor].shape
     places = [axis for axis in axes if isinstance(axis, int) and -len(shape) <= axis < len(shape)]
     return len(places) == len(axes) and all(shape[place] == 1 for place in places)
 
 
-def _computes(program: Program, op: Op) -> bool:
+def _computes(program: form.Program, op: form.Op) -> bool:
     """True if a copy computes: it truncates floats, drops imaginary parts, compares with 0, or
     keeps the last 8 or 16 bits of integers. (Indices are often cast to 32.)"""
     read = [program.tensors[t].dtype for t in tensors_of(op) if t not in op.results]
@@ -141,8 +134,8 @@ def _computes(program: Program, op: Op) -> bool:
         return False
     if min(map(_rank, written)) < max(map(_rank, read)):
         return True
-    narrow = [ITEM_BYTES[dtype] for dtype in written if is_integer(dtype)]
-    wide = [ITEM_BYTES[dtype] for dtype in read if is_integer(dtype)]
+    narrow = [form.ITEM_BYTES[dtype] for dtype in written if is_integer(dtype)]
+    wide = [form.ITEM_BYTES[dtype] for dtype in read if is_integer(dtype)]
     return bool(narrow and wide) and min(narrow) <= SHORT_BYTES and min(narrow) < max(wide)
 
 
@@ -225,7 +218,7 @@ def forms(kind: str, line: str) -> Iterator[Schema]:
         yield Schema(f"{name}.{other}", tuple(kept), num_returns)
 
 
-def bind(schema: Schema, op: Op) -> list[tuple[Argument, Literal]] | str:
+def bind(schema: Schema, op: form.Op) -> list[tuple[Argument, form.Literal]] | str:
     """The arguments of an operation with those of its schema, or why they do not match."""
     positional = [argument for argument in schema.arguments if not argument.is_keyword]
     if len(op.arguments) > len(positional):
@@ -242,13 +235,13 @@ def bind(schema: Schema, op: Op) -> list[tuple[Argument, Literal]] | str:
     return f"{missing[0]} is missing" if missing else bound
 
 
-def misfit(schema: Schema, op: Op) -> str | None:
+def misfit(schema: Schema, op: form.Op) -> str | None:
     """The reason why an operation does not match its schema; None if it does."""
     bound = bind(schema, op)
     if isinstance(bound, str):
         return bound
     for argument, value in bound:
-        if argument.is_written and not isinstance(value, TensorUse):
+        if argument.is_written and not isinstance(value, form.TensorUse):
             return f"{argument.name} is written to, so it must be a tensor"
         if not fits(argument.type, value):
             return f"{argument.name} must be {argument.type}"
@@ -257,7 +250,7 @@ def misfit(schema: Schema, op: Op) -> str | None:
     return None
 
 
-def fits(type: str, value: Literal) -> bool:
+def fits(type: str, value: form.Literal) -> bool:
     """True if a literal may stand for an argument of a type."""
     if type.endswith("?"):
         return value is None or fits(type[:-1], value)
@@ -268,7 +261,7 @@ def fits(type: str, value: Literal) -> bool:
         return bool(found["length"]) and fits(found["of"], value)  # torch repeats one for `int[2]`
     match type:
         case "Tensor":  # torch makes a tensor of a number
-            return isinstance(value, TensorUse) or is_number(value)
+            return isinstance(value, form.TensorUse) or is_number(value)
         case "Scalar":
             return isinstance(value, bool) or is_number(value)
         case "float":
@@ -280,9 +273,9 @@ def fits(type: str, value: Literal) -> bool:
         case "str":
             return isinstance(value, str)
         case _:
-            return isinstance(value, NamedConstant) and value.kind == CONSTANTS.get(type)
+            return isinstance(value, form.NamedConstant) and value.kind == CONSTANTS.get(type)
 
 
-def is_number(value: Literal) -> bool:
+def is_number(value: form.Literal) -> bool:
     """True if a literal is an integer or a float; bools are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

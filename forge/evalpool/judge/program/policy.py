@@ -25,18 +25,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.dataflow import Accesses, Content, Flow, Lookups, effects, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
-from forge.evalpool.judge.program.format import (
-    Launch,
-    Op,
-    Origin,
-    Program,
-    Section,
-    Storage,
-    Tensor,
-    TensorUse,
-)
 from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
 from forge.evalpool.judge.program.walk import (
     Placed,
@@ -129,12 +120,12 @@ class ProblemFacts:
     """Kinds of the reference's own operations, by `kinds_of` its captured program."""
 
 
-def kinds_of(program: Program) -> frozenset[Kind]:
+def kinds_of(program: form.Program) -> frozenset[Kind]:
     """Kinds of the operations of `forward`, for the facts of a reference."""
     return frozenset(
         kind_of(program, placed.node)
         for placed in places(program)
-        if placed.section == Section.FORWARD and isinstance(placed.node, Op)
+        if placed.section == form.Section.FORWARD and isinstance(placed.node, form.Op)
     )
 
 
@@ -146,7 +137,7 @@ PLAIN_COPIES = ("clone", "copy", "lift_fresh_copy")
 
 
 def judge_policy(
-    program: Program,
+    program: form.Program,
     facts: ProblemFacts,
     policy: Policy,
     accesses: Accesses | None = None,
@@ -176,7 +167,7 @@ def judge_policy(
     return None
 
 
-def judge_work(prefix: Program, facts: ProblemFacts, policy: Policy) -> Refusal | None:
+def judge_work(prefix: form.Program, facts: ProblemFacts, policy: Policy) -> Refusal | None:
     """The first rule about operations that the beginning of a program breaks; None if it may run,
     to answer a question. Its outputs and inputs are judged in the whole program."""
     if refusal := _misused(prefix):
@@ -188,14 +179,14 @@ def judge_work(prefix: Program, facts: ProblemFacts, policy: Policy) -> Refusal 
     return None
 
 
-def _misused(program: Program) -> Refusal | None:
+def _misused(program: form.Program) -> Refusal | None:
     for placed in places(program):
-        if isinstance(placed.node, Op) and (wrong := misuse(placed.node)):
+        if isinstance(placed.node, form.Op) and (wrong := misuse(placed.node)):
             return _refuse(program, placed, Rule.OPERATION, wrong)
     return None
 
 
-def _refuse(program: Program, placed: Placed, rule: Rule, reason: str) -> Refusal:
+def _refuse(program: form.Program, placed: Placed, rule: Rule, reason: str) -> Refusal:
     name = node_names(program)[placed.path]
     return Refusal(rule=rule, message=f"{name}: {reason}", path=placed.path, line=placed.node.line)
 
@@ -204,7 +195,7 @@ def _refuse(program: Program, placed: Placed, rule: Rule, reason: str) -> Refusa
 class _Variant:
     """A straight-line list of a program's nodes under judgement."""
 
-    program: Program
+    program: form.Program
     facts: ProblemFacts
     nodes: Sequence[Placed]
     flow: Flow
@@ -233,7 +224,9 @@ class _Variant:
         if without and (policy == "own" or without == owed):
             words = f"output {without[0]} does not come out of a kernel that forward launches"
             tensors = self.program.tensors
-            launches = (placed.node for placed in self.nodes if isinstance(placed.node, Launch))
+            launches = (
+                placed.node for placed in self.nodes if isinstance(placed.node, form.Launch)
+            )
             given = {tensors[one].storage for node in launches for one in tensors_of(node)}
             why = "no launch gets it"
             if tensors[outputs[without[0]]].storage in given:
@@ -287,23 +280,23 @@ class _Variant:
         """
         held = self.program.storages[storage]
         match held.origin:
-            case Origin.INPUT:
-                matters = not isinstance(writer.node, Launch) or storage in self.flow.reread
+            case form.Origin.INPUT:
+                matters = not isinstance(writer.node, form.Launch) or storage in self.flow.reread
                 is_answer = held.index in returned_inputs(self.program)
                 if is_answer and not self.facts.free_outputs:
                     return False
                 return matters and held.index not in self.facts.written_inputs
-            case Origin.PARAMETER:
+            case form.Origin.PARAMETER:
                 return held.name not in self.facts.written_parameters
-            case Origin.CONSTANT:
+            case form.Origin.CONSTANT:
                 return True
-            case Origin.ALLOCATION:
+            case form.Origin.ALLOCATION:
                 return storage in self.flow.prepared
 
     # --- work of operations
 
     def _work_of_init(self) -> Iterator[Refusal]:
-        for placed in self._operations(Section.INIT):
+        for placed in self._operations(form.Section.INIT):
             if self._kind(placed) == Kind.RANDOM and placed.path in self.flow.live:
                 reason = "draws random numbers that no parameter replaces"
                 yield _refuse(self.program, placed, Rule.INIT, reason)
@@ -321,7 +314,7 @@ class _Variant:
         choice to use a table is an answer only if the tables are about as large as the outputs."""
         storages = self.program.storages
         read = [storages[one.storage] for one in self.program.tensors if not is_integer(one.dtype)]
-        floats = frozenset(one.index for one in read if one.origin == Origin.INPUT)
+        floats = frozenset(one.index for one in read if one.origin == form.Origin.INPUT)
         num_bytes = sum(tensor_bytes(self.program.tensors[one]) for one in self.program.outputs)
         is_answer = self.flow.num_table_bytes >= ANSWER_SHARE * num_bytes
         for one in self.flow.looked_up:
@@ -339,7 +332,7 @@ class _Variant:
     def own_work(self, *, counts_checks: bool = False) -> Iterator[Refusal]:
         """The rules about operations that are broken, where the kernels do the work. What only
         decides truth values that the host reads, such as an assertion, is none of it."""
-        forward = list(self._operations(Section.FORWARD))
+        forward = list(self._operations(form.Section.FORWARD))
         reasons = {
             Kind.HEAVY: (Rule.HEAVY, "torch does work that a kernel should do"),
             Kind.RANDOM: (Rule.RANDOM, "draw random numbers in a kernel"),
@@ -363,14 +356,14 @@ class _Variant:
         """True for a copy of floats in another order: a reference that moves by constant indices
         is a flip, say. To copy a whole tensor as it lies is honest there, too."""
         node = placed.node
-        assert isinstance(node, Op)
+        assert isinstance(node, form.Op)
         read = [self.program.tensors[one] for one in tensors_of(node) if one not in node.results]
         if not any(map(self._is_float, read)):
             return False
         is_plain = packet(node.name) in PLAIN_COPIES
         return not (is_plain and all(is_as_it_lies(one) for one in read))
 
-    def _is_float(self, tensor: Tensor) -> bool:
+    def _is_float(self, tensor: form.Tensor) -> bool:
         """True for floats, whatever type a view gives them."""
         content = self.flow.contents[tensor.storage]
         is_given = content.inputs & self.facts.float_inputs or (
@@ -385,7 +378,7 @@ class _Variant:
         moved = [
             (op_bytes(self.program, at.node), at)
             for at in forward
-            if isinstance(at.node, Op) and self._kind(at) in kinds
+            if isinstance(at.node, form.Op) and self._kind(at) in kinds
         ]
         total = sum(num_bytes for num_bytes, _ in moved)
         work = self.facts.num_bytes
@@ -398,13 +391,13 @@ class _Variant:
             _, largest = max(moved, key=lambda pair: pair[0])
             yield _refuse(self.program, largest, rule, reason)
 
-    def _operations(self, section: Section) -> Iterator[Placed]:
+    def _operations(self, section: form.Section) -> Iterator[Placed]:
         for placed in self.nodes:
-            if placed.section == section and isinstance(placed.node, Op):
+            if placed.section == section and isinstance(placed.node, form.Op):
                 yield placed
 
     def _kind(self, placed: Placed) -> Kind:
-        assert isinstance(placed.node, Op)
+        assert isinstance(placed.node, form.Op)
         return kind_of(self.program, placed.node)
 
 
@@ -422,14 +415,14 @@ MINOR_SHARE = 0.1
 """Light work below this part of the necessary work leaves a problem about moving data."""
 
 
-def facts_of(reference: Program) -> ProblemFacts:
+def facts_of(reference: form.Program) -> ProblemFacts:
     """Returns the facts of the problem that a reference poses.
 
     A large table of which few rows are read counts with those rows, and a parameter that nothing
     reads does not count: else torch could do the work of a small problem within a share of them.
     """
     nodes = next(variants(reference))
-    forward = [placed for placed in nodes if placed.section == Section.FORWARD]
+    forward = [placed for placed in nodes if placed.section == form.Section.FORWARD]
     flow = trace(reference, nodes)
     written = [reference.storages[storage] for storage in flow.writers]
     outputs = [reference.tensors[output].storage for output in reference.outputs]
@@ -440,10 +433,12 @@ def facts_of(reference: Program) -> ProblemFacts:
     return ProblemFacts(
         num_bytes=num_bytes,
         needed_inputs=frozenset[int]().union(*reached),
-        float_inputs=frozenset(one.index for one in read if one.origin == Origin.INPUT),
-        has_float_parameters=any(one.origin == Origin.PARAMETER for one in read),
-        written_inputs=frozenset(one.index for one in written if one.origin == Origin.INPUT),
-        written_parameters=frozenset(one.name for one in written if one.origin == Origin.PARAMETER),
+        float_inputs=frozenset(one.index for one in read if one.origin == form.Origin.INPUT),
+        has_float_parameters=any(one.origin == form.Origin.PARAMETER for one in read),
+        written_inputs=frozenset(one.index for one in written if one.origin == form.Origin.INPUT),
+        written_parameters=frozenset(
+            one.name for one in written if one.origin == form.Origin.PARAMETER
+        ),
         fixed_outputs=frozenset(at for at, inputs in enumerate(reached) if not inputs),
         free_outputs=frozenset(
             at
@@ -459,12 +454,12 @@ def facts_of(reference: Program) -> ProblemFacts:
     )
 
 
-def _kinds(reference: Program, forward: list[Placed], *, work: int) -> frozenset[Kind]:
+def _kinds(reference: form.Program, forward: list[Placed], *, work: int) -> frozenset[Kind]:
     """Kinds of the operations that a problem is about. Beside copies, light work on a small part
     is not: torch would do all but that part for a candidate."""
     moved: dict[Kind, int] = {}
     for placed in forward:
-        if isinstance(placed.node, Op):
+        if isinstance(placed.node, form.Op):
             is_copy = packet(placed.node.name) in COPIES
             kind = Kind.COPY if is_copy else kind_of(reference, placed.node)
             moved[kind] = moved.get(kind, 0) + op_bytes(reference, placed.node)
@@ -474,11 +469,11 @@ def _kinds(reference: Program, forward: list[Placed], *, work: int) -> frozenset
     return frozenset(moved)
 
 
-def necessary_bytes(reference: Program, forward: list[Placed]) -> int:
+def necessary_bytes(reference: form.Program, forward: list[Placed]) -> int:
     """Counts the given bytes that `forward` reads, and those of the outputs."""
     read = dict.fromkeys(range(len(reference.storages)), 0)
     for placed in forward:
-        if not isinstance(placed.node, Op):
+        if not isinstance(placed.node, form.Op):
             continue
         sources = effects(reference, placed.node, {}).reads
         for storage, size in _reads(reference, placed.node).items():
@@ -492,19 +487,19 @@ def necessary_bytes(reference: Program, forward: list[Placed]) -> int:
     return given + sum(tensor_bytes(reference.tensors[one]) for one in set(reference.outputs))
 
 
-def _reads(reference: Program, op: Op) -> dict[int, int]:
+def _reads(reference: form.Program, op: form.Op) -> dict[int, int]:
     """Bytes that an operation reads of each storage, at most."""
     found: dict[int, int] = {}
     for number in set(tensors_of(op)):
         tensor = reference.tensors[number]
         found[tensor.storage] = found.get(tensor.storage, 0) + tensor_bytes(tensor)
     source = op.arguments[0] if op.arguments else None
-    if packet(op.name) in GATHERS and isinstance(source, TensorUse) and op.results:
+    if packet(op.name) in GATHERS and isinstance(source, form.TensorUse) and op.results:
         table = reference.tensors[source.tensor]
         taken = tensor_bytes(reference.tensors[op.results[0]])
         found[table.storage] = min(found[table.storage], taken)
     return found
 
 
-def _is_given(storage: Storage) -> bool:
-    return storage.origin != Origin.ALLOCATION
+def _is_given(storage: form.Storage) -> bool:
+    return storage.origin != form.Origin.ALLOCATION

@@ -29,38 +29,23 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.dataflow import effects, trace
 from forge.evalpool.judge.program.explain import node_names
-from forge.evalpool.judge.program.format import (
-    ITEM_BYTES,
-    Choice,
-    Descriptor,
-    Kernel,
-    Launch,
-    Literal,
-    Node,
-    Op,
-    Origin,
-    Program,
-    Scalar,
-    Section,
-    TensorUse,
-    Value,
-)
 from forge.evalpool.judge.program.ops import is_integer
 from forge.evalpool.judge.program.walk import places, variants
 
 # --- search of a program in another
 
 
-def contains(program: Program, prefix: Program, answers: Sequence[Scalar]) -> bool:
+def contains(program: form.Program, prefix: form.Program, answers: Sequence[form.Scalar]) -> bool:
     """True if `forward` of a program reads these answers where a prefix would read its outputs:
     behind all nodes of the prefix, in order, or behind those that its outputs depend on."""
     numbers: dict[Any, int] = {}
     whole, part = _Forms(program, numbers), _Forms(prefix, numbers)
     owed = [
-        (("value", repr(answer), form), allocated)
-        for (form, allocated), answer in zip(
+        (("value", repr(answer), shown), allocated)
+        for (shown, allocated), answer in zip(
             map(part.of_tensor, prefix.outputs), answers, strict=False
         )
     ]
@@ -76,8 +61,8 @@ def contains(program: Program, prefix: Program, answers: Sequence[Scalar]) -> bo
     )
 
 
-def _is_choice(node: Node) -> bool:
-    return isinstance(node, Choice)
+def _is_choice(node: form.Node) -> bool:
+    return isinstance(node, form.Choice)
 
 
 def _stands_at(start: int, whole: list[_Form], part: list[_Form], owed: list[_Form]) -> bool:
@@ -89,20 +74,20 @@ def _stands_at(start: int, whole: list[_Form], part: list[_Form], owed: list[_Fo
     return found.stand_in_order(whole[end:], owed)
 
 
-def _needed(prefix: Program) -> list[int]:
+def _needed(prefix: form.Program) -> list[int]:
     live = {prefix.tensors[output].storage for output in prefix.outputs}
     kept: list[int] = []
     for at in reversed(range(len(prefix.forward))):
         node = prefix.forward[at]
         touched = _touched(prefix, node)
-        if isinstance(node, Value) or touched & live:
+        if isinstance(node, form.Value) or touched & live:
             kept.append(at)
             live |= touched
     return kept[::-1]
 
 
-def _touched(program: Program, node: Node) -> frozenset[int]:
-    if isinstance(node, Choice):
+def _touched(program: form.Program, node: form.Node) -> frozenset[int]:
+    if isinstance(node, form.Choice):
         inner = (_touched(program, one) for each in node.alternatives for one in each.nodes)
         return frozenset[int]().union(*inner)
     found = effects(program, node, {})
@@ -121,7 +106,7 @@ class _Forms:
             thousands of times.
     """
 
-    def __init__(self, program: Program, numbers: dict[Any, int]) -> None:
+    def __init__(self, program: form.Program, numbers: dict[Any, int]) -> None:
         self._program = program
         self._kernels = [numbers.setdefault(one, len(numbers)) for one in program.kernels]
         self._constants = [numbers.setdefault(one, len(numbers)) for one in program.constants]
@@ -134,18 +119,18 @@ class _Forms:
         allocated: list[int] = []
         return self._tensor(number, allocated), allocated
 
-    def _node(self, node: Node, allocated: list[int]) -> tuple[Any, ...]:
+    def _node(self, node: form.Node, allocated: list[int]) -> tuple[Any, ...]:
         match node:
-            case Launch():
+            case form.Launch():
                 given = self._all(node.arguments, allocated)
                 return ("launch", node.grid, self._kernels[node.kernel], given)
-            case Op():
+            case form.Op():
                 given = self._all((*node.arguments, *node.keywords.values()), allocated)
                 results = [self._tensor(one, allocated) for one in node.results]
                 return ("op", node.name, len(node.arguments), list(node.keywords), given, results)
-            case Value():
+            case form.Value():
                 return ("value", repr(node.answer), self._tensor(node.tensor, allocated))
-            case Choice():
+            case form.Choice():
                 inner = [
                     (one.label, [self._node(each, allocated) for each in one.nodes])
                     for one in node.alternatives
@@ -157,11 +142,11 @@ class _Forms:
 
     def _argument(self, one: Any, allocated: list[int]) -> Any:
         match one:
-            case TensorUse():
+            case form.TensorUse():
                 return self._tensor(one.tensor, allocated)
-            case Descriptor():
-                form = one.shape, one.strides, one.block_shape, one.padding
-                return (*form, self._tensor(one.tensor, allocated))
+            case form.Descriptor():
+                shown = one.shape, one.strides, one.block_shape, one.padding
+                return (*shown, self._tensor(one.tensor, allocated))
             case tuple():
                 return self._all(cast("tuple[Any, ...]", one), allocated)
             case _:
@@ -170,9 +155,9 @@ class _Forms:
     def _tensor(self, number: int, allocated: list[int]) -> tuple[Any, ...]:
         tensor = self._program.tensors[number]
         held = self._program.storages[tensor.storage]
-        if held.origin == Origin.ALLOCATION:
+        if held.origin == form.Origin.ALLOCATION:
             allocated.append(tensor.storage)
-        index = self._constants[held.index] if held.origin == Origin.CONSTANT else held.index
+        index = self._constants[held.index] if held.origin == form.Origin.CONSTANT else held.index
         storage = held.origin, held.num_bytes, held.name, index
         return (tensor.offset, tensor.shape, tensor.strides, tensor.dtype, storage)
 
@@ -222,9 +207,9 @@ NUM_SECTIONS = 3
 class Question:
     """Values that the host has read."""
 
-    prefix: Program
+    prefix: form.Program
     """The program until then; its outputs are the tensors that were read."""
-    answers: Sequence[Scalar]
+    answers: Sequence[form.Scalar]
 
     @property
     def reads_inputs(self) -> bool:
@@ -245,7 +230,7 @@ def excess(num_asked: int) -> str | None:
     return None
 
 
-def unanswerable(prefix: Program) -> str | None:
+def unanswerable(prefix: form.Program) -> str | None:
     """The reason why a question is none about values; None if it can be answered."""
     sizes = {prefix.tensors[output].shape for output in prefix.outputs}
     if not sizes or any(size != 1 for shape in sizes for size in shape):
@@ -253,9 +238,9 @@ def unanswerable(prefix: Program) -> str | None:
     return None
 
 
-def concealed(program: Program, questions: Sequence[Question]) -> str | None:
+def concealed(program: form.Program, questions: Sequence[Question]) -> str | None:
     """The reason why a program is not the one whose questions were answered; None if it is."""
-    read = [node for node in program.forward if isinstance(node, Value)]
+    read = [node for node in program.forward if isinstance(node, form.Value)]
     floats = [node for node in read if not is_integer(program.tensors[node.tensor].dtype)]
     for found, most, kind in ((read, MAX_VALUES, "values"), (floats, MAX_FLOATS, "floats")):
         if len(found) > most:
@@ -270,9 +255,9 @@ def concealed(program: Program, questions: Sequence[Question]) -> str | None:
     return None
 
 
-def truths(program: Program) -> list[bool]:
+def truths(program: form.Program) -> list[bool]:
     """Truth values that the host read, in order."""
-    read = (node.answer for node in program.forward if isinstance(node, Value))
+    read = (node.answer for node in program.forward if isinstance(node, form.Value))
     return [answer for answer in read if isinstance(answer, bool)]
 
 
@@ -286,7 +271,7 @@ _MULTIPLE = re.compile(r"(%\w+: \S+) \{tt\.divisibility = 16 : i32\}(?=[,)])")
 """A parameter in TTIR, known to be a multiple of 16."""
 
 
-def deviation(first: Program, other: Program) -> str | None:
+def deviation(first: form.Program, other: form.Program) -> str | None:
     """The reason why `other` cannot be the same candidate with other answers; None if it can.
 
     Args:
@@ -303,7 +288,7 @@ def deviation(first: Program, other: Program) -> str | None:
     news = {n for n, one in enumerate(other.constants) if one not in first.constants}
     if news and not _are_indices(other, news):
         return "a constant depends on values that the host read"
-    known: dict[Kernel, int] = {}
+    known: dict[form.Kernel, int] = {}
     shapes = _Shapes(first, known)
     shown = {shapes.of(placed.node) for placed in places(first)}
     shapes = _Shapes(other, known)
@@ -314,19 +299,21 @@ def deviation(first: Program, other: Program) -> str | None:
     return None
 
 
-def _are_indices(program: Program, numbers: Set[int]) -> bool:
+def _are_indices(program: form.Program, numbers: Set[int]) -> bool:
     """True for constants that may be places, such as a list of the chunks of segments whose lengths
     the host has read: small integers, made of integers alone, too few to be the result."""
     known = {
         number: one.index
         for number, one in enumerate(program.storages)
-        if one.origin == Origin.CONSTANT and one.index in numbers
+        if one.origin == form.Origin.CONSTANT and one.index in numbers
     }
     used = [one for one in program.tensors if one.storage in known]
-    read = [program.tensors[node.tensor] for node in program.forward if isinstance(node, Value)]
+    read = [
+        program.tensors[node.tensor] for node in program.forward if isinstance(node, form.Value)
+    ]
     if any(one.dtype not in INDICES for one in (*used, *read)):
         return False
-    widths = {known[one.storage]: ITEM_BYTES[one.dtype] for one in used}
+    widths = {known[one.storage]: form.ITEM_BYTES[one.dtype] for one in used}
     count = 0
     for number in numbers:
         content, width = program.constants[number], widths.get(number, 1)
@@ -338,11 +325,11 @@ def _are_indices(program: Program, numbers: Set[int]) -> bool:
     return count * RESULTS_AN_INDEX <= sum(math.prod(one.shape) for one in results)
 
 
-def _init(program: Program) -> Iterator[Any]:
-    yield from (placed.node for placed in places(program) if placed.section == Section.INIT)
+def _init(program: form.Program) -> Iterator[Any]:
+    yield from (placed.node for placed in places(program) if placed.section == form.Section.INIT)
     for storage in program.storages:
-        is_known = storage.origin == Origin.PARAMETER or (
-            storage.origin == Origin.ALLOCATION and storage.section == Section.INIT
+        is_known = storage.origin == form.Origin.PARAMETER or (
+            storage.origin == form.Origin.ALLOCATION and storage.section == form.Section.INIT
         )
         if is_known:
             yield storage
@@ -357,28 +344,28 @@ class _Shapes:
             ones have one; may grow. A text has megabytes, and a program thousands of launches.
     """
 
-    def __init__(self, program: Program, known: dict[Kernel, int]) -> None:
+    def __init__(self, program: form.Program, known: dict[form.Kernel, int]) -> None:
         kernels = [
             dataclasses.replace(one, ttir=_MULTIPLE.sub(r"\1", one.ttir)) for one in program.kernels
         ]
         self._kernels = [known.setdefault(kernel, len(known)) for kernel in kernels]
-        self._answers = {repr(one.answer) for one in program.forward if isinstance(one, Value)}
+        self._answers = {repr(one.answer) for one in program.forward if isinstance(one, form.Value)}
 
-    def of(self, node: Node) -> tuple[Any, ...]:
+    def of(self, node: form.Node) -> tuple[Any, ...]:
         """The part of a node."""
         match node:
-            case Launch():
+            case form.Launch():
                 return ("launch", self._kernels[node.kernel], node.line)
-            case Op():
+            case form.Op():
                 given = [*node.arguments, *node.keywords.values()]
                 return ("op", node.name, node.line, *sorted(_floats(given) - self._answers))
-            case Choice():
+            case form.Choice():
                 return ("choice", tuple(alternative.label for alternative in node.alternatives))
             case _:
                 return ("value", node.line)
 
 
-def _floats(literals: Iterable[Literal]) -> set[str]:
+def _floats(literals: Iterable[form.Literal]) -> set[str]:
     """The floats in arguments of an operation, as text: NaN equals itself there."""
     found: set[str] = set()
     for literal in literals:

@@ -11,49 +11,39 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from forge.evalpool.judge.program.format import (
-    ITEM_BYTES,
-    Choice,
-    Descriptor,
-    Launch,
-    Literal,
-    Node,
-    Op,
-    Origin,
-    Program,
-    Section,
-    Tensor,
-    TensorUse,
-)
+from forge.evalpool.judge.program import format as form
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A node and its place."""
 
-    node: Node
-    section: Section
+    node: form.Node
+    section: form.Section
     path: str
     """For messages: `forward[3]`, `forward[3].alternatives[0].nodes[1]`."""
 
 
-def places(program: Program) -> Iterator[Placed]:
+def places(program: form.Program) -> Iterator[Placed]:
     """Each node in order of the program; after a choice the nodes of all its alternatives."""
-    for section, nodes in ((Section.INIT, program.init), (Section.FORWARD, program.forward)):
+    for section, nodes in (
+        (form.Section.INIT, program.init),
+        (form.Section.FORWARD, program.forward),
+    ):
         yield from _places(nodes, section, section.value)
 
 
-def _places(nodes: Iterable[Node], section: Section, before: str) -> Iterator[Placed]:
+def _places(nodes: Iterable[form.Node], section: form.Section, before: str) -> Iterator[Placed]:
     for at, node in enumerate(nodes):
         path = f"{before}[{at}]"
         yield Placed(node, section, path)
-        if isinstance(node, Choice):
+        if isinstance(node, form.Choice):
             for number, alternative in enumerate(node.alternatives):
                 inner = f"{path}.alternatives[{number}].nodes"
                 yield from _places(alternative.nodes, section, inner)
 
 
-def variants(program: Program) -> Iterator[list[Placed]]:
+def variants(program: form.Program) -> Iterator[list[Placed]]:
     """Straight-line lists of nodes, so that each alternative that may run stands in one of them.
 
     A choice with a winner has that alternative alone. Of several open choices the k-th list takes
@@ -65,20 +55,20 @@ def variants(program: Program) -> Iterator[list[Placed]]:
         yield [chosen for placed in all_places for chosen in _choose(placed, number)]
 
 
-def open_alternatives(node: Node) -> range:
+def open_alternatives(node: form.Node) -> range:
     """Positions of the alternatives that may run; one position for a node that is no choice."""
-    if not isinstance(node, Choice):
+    if not isinstance(node, form.Choice):
         return range(1)
     if node.chosen is not None:
         return range(node.chosen, node.chosen + 1)
     return range(len(node.alternatives))
 
 
-def winners(program: Program, *, turn: int, shift: int) -> dict[str, str]:
+def winners(program: form.Program, *, turn: int, shift: int) -> dict[str, str]:
     """Labels of the alternatives that run in a turn, by the key of their choice."""
     found: dict[str, str] = {}
     for nodes in (program.init, program.forward):
-        open_ = [node for node in nodes if isinstance(node, Choice) and node.chosen is None]
+        open_ = [node for node in nodes if isinstance(node, form.Choice) and node.chosen is None]
         open_ = [node for node in open_ if len(node.alternatives) > 1]
         for number, node in enumerate(open_):
             chosen = alternative(len(node.alternatives), turn, number * shift)
@@ -92,7 +82,7 @@ def alternative(num: int, turn: int, shift: int) -> int:
 
 
 def _choose(placed: Placed, number: int) -> Iterator[Placed]:
-    if not isinstance(placed.node, Choice):
+    if not isinstance(placed.node, form.Choice):
         yield placed
         return
     open_ = open_alternatives(placed.node)
@@ -101,58 +91,58 @@ def _choose(placed: Placed, number: int) -> Iterator[Placed]:
     yield from _places(placed.node.alternatives[taken].nodes, placed.section, inner)
 
 
-def tensors_in(literal: Literal) -> Iterator[int]:
+def tensors_in(literal: form.Literal) -> Iterator[int]:
     """Positions of the tensors in an argument of an operation."""
-    if isinstance(literal, TensorUse):
+    if isinstance(literal, form.TensorUse):
         yield literal.tensor
     elif isinstance(literal, tuple):
         for inner in literal:
             yield from tensors_in(inner)
 
 
-def tensors_of(node: Node) -> Iterator[int]:
+def tensors_of(node: form.Node) -> Iterator[int]:
     """Positions of all tensors that a node names; those of a choice: `restored`."""
     match node:
-        case Launch():
+        case form.Launch():
             for argument in node.arguments:
-                if isinstance(argument, TensorUse | Descriptor):
+                if isinstance(argument, form.TensorUse | form.Descriptor):
                     yield argument.tensor
-        case Op():
+        case form.Op():
             for literal in (*node.arguments, *node.keywords.values()):
                 yield from tensors_in(literal)
             yield from node.results
-        case Choice():
+        case form.Choice():
             for alternative in node.alternatives:
                 yield from alternative.restored
         case _:
             yield node.tensor
 
 
-def used_tensors(node: Node) -> Iterator[int]:
+def used_tensors(node: form.Node) -> Iterator[int]:
     """The same, and those of the nodes of a choice's alternatives."""
     yield from tensors_of(node)
-    alternatives = node.alternatives if isinstance(node, Choice) else ()
+    alternatives = node.alternatives if isinstance(node, form.Choice) else ()
     for inner in (inner for one in alternatives for inner in one.nodes):
         yield from used_tensors(inner)
 
 
-def returned_inputs(program: Program) -> frozenset[int]:
+def returned_inputs(program: form.Program) -> frozenset[int]:
     """Positions of the inputs in whose memory outputs lie: an answer in place."""
     held = (program.storages[program.tensors[output].storage] for output in program.outputs)
-    return frozenset(one.index for one in held if one.origin is Origin.INPUT)
+    return frozenset(one.index for one in held if one.origin is form.Origin.INPUT)
 
 
-def op_bytes(program: Program, node: Op | Launch) -> int:
+def op_bytes(program: form.Program, node: form.Op | form.Launch) -> int:
     """Bytes of the distinct tensors that an operation or a launch names."""
     return sum(tensor_bytes(program.tensors[tensor]) for tensor in set(tensors_of(node)))
 
 
-def tensor_bytes(tensor: Tensor) -> int:
+def tensor_bytes(tensor: form.Tensor) -> int:
     """Bytes of a tensor's elements."""
-    return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+    return math.prod(tensor.shape) * form.ITEM_BYTES[tensor.dtype]
 
 
-def is_as_it_lies(tensor: Tensor) -> bool:
+def is_as_it_lies(tensor: form.Tensor) -> bool:
     """True if the elements of a tensor are one behind the other in memory, in its order."""
     step = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.strides), strict=True):
@@ -162,7 +152,7 @@ def is_as_it_lies(tensor: Tensor) -> bool:
     return True
 
 
-def is_repeating(tensor: Tensor) -> bool:
+def is_repeating(tensor: form.Tensor) -> bool:
     """True if several elements of a tensor are one in memory, or may be: no order of its axes has
     each step behind the whole of the one below."""
     end = 0
@@ -174,7 +164,7 @@ def is_repeating(tensor: Tensor) -> bool:
     return False
 
 
-def is_permuted(tensor: Tensor) -> bool:
+def is_permuted(tensor: form.Tensor) -> bool:
     """True if an axis has a longer step than one before it."""
     pairs = zip(tensor.strides, tensor.shape, strict=True)
     steps = [stride for stride, size in pairs if size != 1]

@@ -31,32 +31,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NoReturn, TypeVar, cast
 
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.format import (
-    ITEM_BYTES,
-    VERSION,
-    Alternative,
-    Choice,
-    Descriptor,
-    InvalidProgram,
-    Kernel,
-    Launch,
-    LaunchArgument,
-    Literal,
-    NamedConstant,
-    Node,
-    Op,
-    Options,
-    Origin,
-    Parameter,
-    Program,
-    Scalar,
-    Section,
-    Storage,
-    Tensor,
-    TensorUse,
-    Value,
-)
 from forge.evalpool.judge.program.signature import (
     ByValue,
     Described,
@@ -85,7 +61,7 @@ SHOWN = 40
 
 def refuse(message: str) -> NoReturn:
     """Raises InvalidProgram for the value that is read."""
-    raise InvalidProgram(f": {message}")
+    raise form.InvalidProgram(f": {message}")
 
 
 def expect(value: Any, wanted: type, words: str) -> Any:
@@ -156,7 +132,7 @@ def member(of: type[Enum]) -> Callable[[Any], Any]:
     return read
 
 
-def scalar(value: Any) -> Scalar:
+def scalar(value: Any) -> form.Scalar:
     """Reads None, a bool, an integer of 64 bits, or a float; `{"float": "nan"}` is one."""
     if value is None or isinstance(value, bool | float):
         return value
@@ -210,17 +186,17 @@ def _part(place: str, read: Callable[[Any], One], value: Any) -> One:
     """Reads a part of a container; a refusal gets its place."""
     try:
         return read(value)
-    except InvalidProgram as error:
-        raise InvalidProgram(f"{place}{error}") from None
+    except form.InvalidProgram as error:
+        raise form.InvalidProgram(f"{place}{error}") from None
 
 
 def whole(read: Callable[[Any], One], value: Any) -> One:
     """Reads a value that stands in nothing else. Raises InvalidProgram with the place."""
     try:
         return read(value)
-    except InvalidProgram as error:
+    except form.InvalidProgram as error:
         words = str(error)
-        raise InvalidProgram(words[1:] if words[0] == "." else f"program{words}") from None
+        raise form.InvalidProgram(words[1:] if words[0] == "." else f"program{words}") from None
 
 
 # --- records
@@ -229,7 +205,7 @@ def whole(read: Callable[[Any], One], value: Any) -> One:
 SIGNED = integer(MIN_INTEGER, MAX_INTEGER)
 INDEX = integer()
 SYMBOL = text(pattern=r"[A-Za-z_][A-Za-z0-9_.$]*")
-DTYPE = text(pattern="|".join(ITEM_BYTES))
+DTYPE = text(pattern="|".join(form.ITEM_BYTES))
 NAMED = {
     "dtype": DTYPE,
     "layout": text(pattern="strided"),
@@ -268,15 +244,15 @@ EXTENTS = many(integer(high=limits.MAX_EXTENT), limits.MAX_DIMENSIONS)
 LINE = integer(high=limits.MAX_SOURCE_LINE)
 """A line of the source; 0 if unknown."""
 STORAGE = record(
-    Storage,
+    form.Storage,
     num_bytes=integer(high=limits.MAX_STORAGE_BYTES),
-    origin=member(Origin),
+    origin=member(form.Origin),
     name=text(),
     index=INDEX,
-    section=member(Section),
+    section=member(form.Section),
 )
 TENSOR = record(
-    Tensor,
+    form.Tensor,
     storage=INDEX,
     offset=integer(high=limits.MAX_EXTENT),
     shape=EXTENTS,
@@ -284,7 +260,7 @@ TENSOR = record(
     dtype=DTYPE,
 )
 OPTIONS = record(
-    Options,
+    form.Options,
     num_warps=_power_of_two,
     num_stages=integer(0, 32),
     maxnreg=optional(8, 255),
@@ -295,10 +271,10 @@ OPTIONS = record(
     matrix_instr_nonkdim=integer(0, 32),
     kpack=integer(1, 2),
 )
-PARAMETER = record(Parameter, name=text(), type=_type)
+PARAMETER = record(form.Parameter, name=text(), type=_type)
 _RANK = limits.MAX_DESCRIPTOR_RANK
 DESCRIPTOR = record(
-    Descriptor,
+    form.Descriptor,
     tensor=INDEX,
     shape=many(integer(1, limits.MAX_EXTENT), _RANK),
     strides=many(integer(0, limits.MAX_EXTENT), _RANK),
@@ -307,17 +283,17 @@ DESCRIPTOR = record(
 )
 
 
-def _launch_argument(value: Any) -> LaunchArgument:
+def _launch_argument(value: Any) -> form.LaunchArgument:
     if isinstance(value, dict):
         tag, inner = tagged(cast("Any", value))
         if tag == "tensor":
-            return TensorUse(tensor=INDEX(inner))
+            return form.TensorUse(tensor=INDEX(inner))
         if tag == "descriptor":
             return DESCRIPTOR(inner)
     return scalar(value)
 
 
-def _literal(value: Any, depth: int = 0) -> Literal:
+def _literal(value: Any, depth: int = 0) -> form.Literal:
     """An argument of an operation, with lists up to a depth."""
     if isinstance(value, str):
         return text()(value)
@@ -328,13 +304,13 @@ def _literal(value: Any, depth: int = 0) -> Literal:
     if isinstance(value, dict):
         tag, inner = tagged(cast("Any", value))
         if tag == "tensor":
-            return TensorUse(tensor=INDEX(inner))
+            return form.TensorUse(tensor=INDEX(inner))
         if tag in NAMED:
-            return NamedConstant(kind=tag, name=NAMED[tag](inner))
+            return form.NamedConstant(kind=tag, name=NAMED[tag](inner))
     return scalar(value)
 
 
-def _keywords(value: Any) -> dict[str, Literal]:
+def _keywords(value: Any) -> dict[str, form.Literal]:
     if len(expect(value, dict, "an object")) > limits.MAX_ARGUMENTS:
         refuse(f"{len(value)} keywords, more than {limits.MAX_ARGUMENTS}")
     return {
@@ -342,44 +318,44 @@ def _keywords(value: Any) -> dict[str, Literal]:
     }
 
 
-def _node(value: Any) -> Node:
+def _node(value: Any) -> form.Node:
     tag, inner = tagged(expect(value, dict, "an object"))
     if tag not in NODES:
         refuse(f"{shown(tag)} is no kind of node")
     return NODES[tag](inner)
 
 
-def _inner_node(value: Any) -> Node:
+def _inner_node(value: Any) -> form.Node:
     if isinstance(value, dict) and "choice" in value:
         refuse("a choice in a choice")
     return _node(value)
 
 
 ALTERNATIVE = record(
-    Alternative,
+    form.Alternative,
     label=text(1_000),
     nodes=many(_inner_node, limits.MAX_NODES),
     restored=many(INDEX, limits.MAX_ARGUMENTS),
 )
-NODES: dict[str, Callable[[Any], Node]] = {
+NODES: dict[str, Callable[[Any], form.Node]] = {
     "launch": record(
-        Launch,
+        form.Launch,
         kernel=INDEX,
         grid=_grid,
         arguments=many(_launch_argument, limits.MAX_PARAMETERS),
         line=LINE,
     ),
     "op": record(
-        Op,
+        form.Op,
         name=text(pattern=r"[a-z_]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+"),
         arguments=many(_literal, limits.MAX_ARGUMENTS),
         keywords=_keywords,
         results=many(INDEX, limits.MAX_ARGUMENTS),
         line=LINE,
     ),
-    "value": record(Value, tensor=INDEX, answer=scalar, line=LINE),
+    "value": record(form.Value, tensor=INDEX, answer=scalar, line=LINE),
     "choice": record(
-        Choice,
+        form.Choice,
         alternatives=many(ALTERNATIVE, limits.MAX_ALTERNATIVES),
         chosen=optional(0, limits.MAX_ALTERNATIVES),
         key=text(),
@@ -388,11 +364,13 @@ NODES: dict[str, Callable[[Any], Node]] = {
 }
 
 
-def program_reader(texts: Sequence[str], constants: tuple[bytes, ...]) -> Callable[[Any], Program]:
+def program_reader(
+    texts: Sequence[str], constants: tuple[bytes, ...]
+) -> Callable[[Any], form.Program]:
     """Reads a program; its kernels name TTIR by its position among `texts`."""
     place = integer(high=len(texts) - 1)
     kernel = record(
-        Kernel,
+        form.Kernel,
         name=SYMBOL,
         ttir=lambda value: texts[place(value)],
         options=OPTIONS,
@@ -401,7 +379,7 @@ def program_reader(texts: Sequence[str], constants: tuple[bytes, ...]) -> Callab
         floats=many(_fraction, limits.MAX_FLOATS),
     )
     return record(
-        Program,
+        form.Program,
         target=text(pattern=r"cuda:\d{2,3}:32|hip:gfx[0-9a-f]{3,5}:(32|64)"),
         storages=many(STORAGE, limits.MAX_STORAGES),
         tensors=many(TENSOR, limits.MAX_TENSORS),
@@ -420,9 +398,9 @@ def program_reader(texts: Sequence[str], constants: tuple[bytes, ...]) -> Callab
 # --- records against each other
 
 
-def check(program: Program) -> None:
+def check(program: form.Program) -> None:
     """Raises InvalidProgram unless the records of the program fit together."""
-    known = set[tuple[Origin, int | str]]()
+    known = set[tuple[form.Origin, int | str]]()
     for at, storage in enumerate(program.storages):
         _check_storage(program, storage, f"storages[{at}]", known)
     for at, tensor in enumerate(program.tensors):
@@ -444,26 +422,29 @@ def check(program: Program) -> None:
 
 
 def _check_storage(
-    program: Program, storage: Storage, path: str, known: set[tuple[Origin, int | str]]
+    program: form.Program,
+    storage: form.Storage,
+    path: str,
+    known: set[tuple[form.Origin, int | str]],
 ) -> None:
     """A parameter has a name, anything else has none; nothing is there twice but allocations."""
     origin, index = storage.origin, storage.index
-    if origin == Origin.INPUT and index >= limits.MAX_INPUTS:
+    if origin == form.Origin.INPUT and index >= limits.MAX_INPUTS:
         fail("storages", f"input {index}, where there are {limits.MAX_INPUTS} at most")
-    key = origin, storage.name if origin == Origin.PARAMETER else index
-    if origin != Origin.ALLOCATION and key in known:
+    key = origin, storage.name if origin == form.Origin.PARAMETER else index
+    if origin != form.Origin.ALLOCATION and key in known:
         fail(path, f"a second storage of {origin.value} {key[1]}")
     known.add(key)
-    if bool(storage.name) != (origin == Origin.PARAMETER):
+    if bool(storage.name) != (origin == form.Origin.PARAMETER):
         fail(f"{path}.name", "a parameter has a name, and nothing else has one")
-    if origin == Origin.CONSTANT:
+    if origin == form.Origin.CONSTANT:
         _check_index(index, program.constants, f"{path}.index", "constants")
         held = len(program.constants[index])
         if held != storage.num_bytes:
             fail(f"{path}.num_bytes", f"{storage.num_bytes}, but its constant has {held} bytes")
 
 
-def _check_tensor(program: Program, tensor: Tensor, path: str) -> None:
+def _check_tensor(program: form.Program, tensor: form.Tensor, path: str) -> None:
     _check_index(tensor.storage, program.storages, f"{path}.storage", "storages")
     if len(tensor.shape) != len(tensor.strides):
         fail(path, f"{len(tensor.shape)} dimensions and {len(tensor.strides)} strides")
@@ -472,11 +453,11 @@ def _check_tensor(program: Program, tensor: Tensor, path: str) -> None:
 
 
 def _beyond(
-    program: Program, tensor: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
+    program: form.Program, tensor: form.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> str | None:
     """The reason why a view from a tensor's start is not in its storage; None if it is."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    end = (tensor.offset + (0 if 0 in shape else extent)) * ITEM_BYTES[tensor.dtype]
+    end = (tensor.offset + (0 if 0 in shape else extent)) * form.ITEM_BYTES[tensor.dtype]
     held = program.storages[tensor.storage].num_bytes
     return f"ends at byte {end} of a storage of {held}" if end > held else None
 
@@ -487,7 +468,7 @@ def _check_amount(found: list[Placed]) -> None:
     if len(found) > limits.MAX_NODES:
         fail("program", f"{len(found)} nodes, more than {limits.MAX_NODES}")
     outside = [one.node for one in found if ".alternatives[" not in one.path]
-    lists = [[one.nodes for one in c.alternatives] for c in outside if isinstance(c, Choice)]
+    lists = [[one.nodes for one in c.alternatives] for c in outside if isinstance(c, form.Choice)]
     widest = max(map(len, lists), default=1)
     longest = sum(max(map(len, nodes), default=0) for nodes in lists)
     if widest * (len(outside) + longest) > limits.MAX_VARIANT_NODES:
@@ -497,25 +478,27 @@ def _check_amount(found: list[Placed]) -> None:
         fail("program", f"{most} tensors named beside a choice of {widest} alternatives")
 
 
-def _num_tensors(nodes: Sequence[Node]) -> int:
+def _num_tensors(nodes: Sequence[form.Node]) -> int:
     return sum(1 for node in nodes for _ in tensors_of(node))
 
 
-def _check_node(program: Program, placed: Placed) -> None:
+def _check_node(program: form.Program, placed: Placed) -> None:
     """A node names tensors of the program, and is allowed where it stands."""
     node, path = placed.node, placed.path
     for tensor in tensors_of(node):
         _check_index(tensor, program.tensors, path, "tensors")
         storage = program.storages[program.tensors[tensor].storage]
-        if placed.section == Section.INIT and storage.origin == Origin.INPUT:
+        if placed.section == form.Section.INIT and storage.origin == form.Origin.INPUT:
             fail(path, f"tensor {tensor} is an input, which init does not know")
-        is_later = storage.origin == Origin.ALLOCATION and storage.section == Section.FORWARD
-        if placed.section == Section.INIT and is_later:
+        is_later = (
+            storage.origin == form.Origin.ALLOCATION and storage.section == form.Section.FORWARD
+        )
+        if placed.section == form.Section.INIT and is_later:
             fail(path, f"tensor {tensor} is allocated in forward")
     match node:
-        case Launch():
+        case form.Launch():
             _check_launch(program, node, path)
-        case Value():
+        case form.Value():
             tensor = program.tensors[node.tensor]
             if math.prod(tensor.shape) != 1:
                 fail(path, f"reads a tensor of shape {tensor.shape} as one element")
@@ -523,16 +506,16 @@ def _check_node(program: Program, placed: Placed) -> None:
             allowed = bool if tensor.dtype == "bool" else allowed
             if node.answer is not None and type(node.answer) is not allowed:
                 fail(f"{path}.answer", f"{type(node.answer).__name__} for {tensor.dtype}")
-        case Choice():
+        case form.Choice():
             if not node.alternatives:
                 fail(path, "a choice without alternatives")
             if node.chosen is not None:
                 _check_index(node.chosen, node.alternatives, f"{path}.chosen", "alternatives")
-        case Op():
+        case form.Op():
             pass
 
 
-def _check_launch(program: Program, launch: Launch, path: str) -> None:
+def _check_launch(program: form.Program, launch: form.Launch, path: str) -> None:
     """As many arguments as the kernel has parameters, each of its type."""
     _check_index(launch.kernel, program.kernels, f"{path}.kernel", "kernels")
     parameters = program.kernels[launch.kernel].parameters
@@ -544,16 +527,16 @@ def _check_launch(program: Program, launch: Launch, path: str) -> None:
 
 
 def _argument_misfit(
-    program: Program, argument: LaunchArgument, parameter: Parameter
+    program: form.Program, argument: form.LaunchArgument, parameter: form.Parameter
 ) -> str | None:
     """The reason why an argument cannot stand for a kernel's parameter; None if it can."""
     match parse_type(parameter.type), argument:
-        case Pointer(element=element), TensorUse(tensor=tensor):
+        case Pointer(element=element), form.TensorUse(tensor=tensor):
             dtype = program.tensors[tensor].dtype
             return None if fits_element(element, dtype) else f"a tensor of {dtype}"
         case Pointer(), None:
             return None
-        case Described() as described, Descriptor():
+        case Described() as described, form.Descriptor():
             return _descriptor_misfit(program, argument, described)
         case ByValue() as passed, bool() | int() | float() | None:
             return misfit(passed.type, argument)
@@ -561,7 +544,7 @@ def _argument_misfit(
             return f"{type(argument).__name__} does not fit"
 
 
-def _descriptor_misfit(program: Program, made: Descriptor, type: Described) -> str | None:
+def _descriptor_misfit(program: form.Program, made: form.Descriptor, type: Described) -> str | None:
     tensor = program.tensors[made.tensor]
     if not fits_element(type.element, tensor.dtype):
         return f"a tensor of {tensor.dtype}"
@@ -585,7 +568,7 @@ def _check_index(index: int, things: Sequence[object], path: str, name: str) -> 
 
 def fail(path: str, message: str) -> NoReturn:
     """Raises InvalidProgram with the path."""
-    raise InvalidProgram(f"{path}: {message}")
+    raise form.InvalidProgram(f"{path}: {message}")
 
 
 # --- writing
@@ -595,7 +578,7 @@ MAGIC = b"\x93forge\r\n"
 HEAD_BYTES = len(MAGIC) + 4
 
 
-def dumps(program: Program) -> bytes:
+def dumps(program: form.Program) -> bytes:
     """The bytes of a program. They are not checked: `loads` does that."""
     texts = list(dict.fromkeys(kernel.ttir for kernel in program.kernels))
     places = {text: at for at, text in enumerate(texts)}
@@ -604,7 +587,7 @@ def dumps(program: Program) -> bytes:
         "kernels": [_plain(kernel) | {"ttir": places[kernel.ttir]} for kernel in program.kernels],
         "constants": [len(constant) for constant in program.constants],
     }
-    head = {"version": VERSION, "texts": [len(blob) for blob in blobs], "program": body}
+    head = {"version": form.VERSION, "texts": [len(blob) for blob in blobs], "program": body}
     encoded = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
     length = len(encoded).to_bytes(4, "little")
     return b"".join([MAGIC, length, encoded, *blobs, *program.constants])
@@ -621,9 +604,9 @@ def _plain(record: Any) -> dict[str, Any]:
 
 
 def _encoded(value: Any) -> Any:
-    if isinstance(value, TensorUse):
+    if isinstance(value, form.TensorUse):
         return {"tensor": value.tensor}
-    if isinstance(value, NamedConstant):
+    if isinstance(value, form.NamedConstant):
         return {value.kind: value.name}
     if dataclasses.is_dataclass(value):
         tag = type(value).__name__.lower()
@@ -658,7 +641,7 @@ HEAD = record(
 SIZES = many(INDEX, limits.MAX_STORAGES)
 
 
-def loads(data: bytes) -> Program:
+def loads(data: bytes) -> form.Program:
     """The program in `data`. Raises InvalidProgram, whose message begins with the place."""
     if len(data) > limits.MAX_BYTES:
         fail("program", f"{len(data)} bytes, more than {limits.MAX_BYTES}")
@@ -669,8 +652,8 @@ def loads(data: bytes) -> Program:
         fail("program", f"a JSON of {length} bytes; {len(data)} bytes in all")
     end = HEAD_BYTES + length
     head = whole(HEAD, _parsed(data[HEAD_BYTES:end]))
-    if head.version != VERSION:
-        fail("program", f"version {head.version}; this judge reads version {VERSION}")
+    if head.version != form.VERSION:
+        fail("program", f"version {head.version}; this judge reads version {form.VERSION}")
     constants = _part("constants", SIZES, head.program.get("constants", []))
     for name, sizes, most in (
         ("texts", head.texts, limits.MAX_TTIR_BYTES),
@@ -701,9 +684,9 @@ def _parsed(text: bytes) -> object:
             object_pairs_hook=_without_duplicates,
         )
     except ValueError as error:  # malformed UTF-8 or JSON, an integer of thousands of digits
-        raise InvalidProgram(f"program: no JSON: {error}") from None
+        raise form.InvalidProgram(f"program: no JSON: {error}") from None
     except RecursionError:
-        raise InvalidProgram("program: JSON nested too deep") from None
+        raise form.InvalidProgram("program: JSON nested too deep") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

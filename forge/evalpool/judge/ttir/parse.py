@@ -18,24 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.program.limits import MAX_OPERATIONS
-from forge.evalpool.judge.ttir.tree import (
-    BITS,
-    BOOL,
-    Attribute,
-    BasicBlock,
-    Block,
-    Descriptor,
-    Function,
-    Jump,
-    Module,
-    Operation,
-    Pointer,
-    Region,
-    Scalar,
-    Signature,
-    Type,
-    element_of,
-)
+from forge.evalpool.judge.ttir import tree
 from forge.evalpool.judge.ttir.values import DTYPES, decode, memory_dtype
 
 DenseLiteral: TypeAlias = str | list[str]
@@ -65,7 +48,7 @@ SPACE_NAME = re.compile(r'"\w*"|\d+')
 LABEL = re.compile(r"\^([\w$.\-]+)")
 ESCAPE = re.compile(r"\\([0-9a-fA-F]{2}|.)", re.DOTALL)
 ESCAPES = {"n": "\n", "t": "\t"}
-SCALARS = {name: Scalar(name) for name in BITS}
+SCALARS = {name: tree.Scalar(name) for name in tree.BITS}
 
 
 class InvalidModule(Exception):
@@ -111,18 +94,18 @@ class Draft:
     index: int
     operands: list[int] = field(default_factory=list[int])
     results: tuple[int, ...] = ()
-    attributes: dict[str, Attribute] = field(default_factory=dict[str, "Attribute"])
+    attributes: dict[str, tree.Attribute] = field(default_factory=dict[str, "tree.Attribute"])
     words: list[str] = field(default_factory=list[str])
     """Bare words of the head."""
-    regions: list[Region] = field(default_factory=list[Region])
+    regions: list[tree.Region] = field(default_factory=list[tree.Region])
     targets: list[tuple[str, list[int]]] = field(default_factory=list[tuple[str, list[int]]])
-    left: list[Type] = field(default_factory=list["Type"])
+    left: list[tree.Type] = field(default_factory=list["tree.Type"])
     """Types that are printed before `->` or `to`."""
-    right: list[Type] | None = None
+    right: list[tree.Type] | None = None
     """Types that are printed after it."""
 
 
-def parse(text: str) -> Module:
+def parse(text: str) -> tree.Module:
     """A module's tree. Raises InvalidModule, with the line, for what is not TTIR within the
     bounds."""
     if len(text) > MAX_TEXT_BYTES:
@@ -137,11 +120,11 @@ class Parser:
         self.text = text
         self.position = 0
         self.depth = 0
-        self._types: dict[str, Type] = {}
+        self._types: dict[str, tree.Type] = {}
         """Types read before, by their texts."""
         self._ends = [match.start() for match in re.finditer("\n", text)]
         self.num_operations = self.num_labels = 0
-        self.types: list[Type] = []
+        self.types: list[tree.Type] = []
         """Type of each value of the current function, by its number."""
         self.names: dict[str, tuple[int, ...]] = {}
         """Values in scope by name; several for a pack (`%14:2`)."""
@@ -249,7 +232,7 @@ class Parser:
         """Ends a level of nesting."""
         self.depth -= 1
 
-    def type(self) -> Type:
+    def type(self) -> tree.Type:
         """A type. Raises InvalidModule for those that a kernel cannot have."""
         self.skip()
         start = self.position
@@ -265,7 +248,7 @@ class Parser:
             self._types[match[0]] = found
         return found
 
-    def _type(self) -> Type:
+    def _type(self) -> tree.Type:
         if self.accept("!tt.ptr"):
             return self._pointer()
         if self.accept("!tt.tensordesc"):
@@ -277,43 +260,43 @@ class Parser:
             raise self.error(f"type {word} is not supported")
         return SCALARS[word]
 
-    def elided_type(self, prefix: str) -> Type:
+    def elided_type(self, prefix: str) -> tree.Type:
         """A type whose dialect prefix may be left out: `<f32>` for `!tt.ptr<f32>`."""
         if not self.peek("<"):
             return self.type()
         return self._pointer() if prefix == "!tt.ptr" else self._descriptor()
 
-    def _pointer(self) -> Pointer:
+    def _pointer(self) -> tree.Pointer:
         self.expect("<")
         pointee = self.type()
         if self.accept(","):  # address space: its number, or its name (Triton 3.9 and later)
             self.match(SPACE_NAME, "an address space")
         self.expect(">")
-        return Pointer(pointee)
+        return tree.Pointer(pointee)
 
-    def _descriptor(self) -> Descriptor:
+    def _descriptor(self) -> tree.Descriptor:
         self.expect("<")
         if self.peek("tensor"):  # before Triton 3.7
             block = self.type()
             self.expect(">")
         else:
             block = self._sizes_and_element()
-        if not isinstance(block, Block):
+        if not isinstance(block, tree.Block):
             raise self.error("a descriptor is of a tensor")
-        return Descriptor(block)
+        return tree.Descriptor(block)
 
-    def _block(self) -> Block:
+    def _block(self) -> tree.Block:
         self.expect("<")
         return self._sizes_and_element()
 
-    def _sizes_and_element(self) -> Block:
+    def _sizes_and_element(self) -> tree.Block:
         shape: list[int] = []
         self.skip()
         while (match := SIZE.match(self.text, self.position)) is not None:
             self.position = match.end()
             shape.append(int(match[1]))
         element = self.type()
-        if not isinstance(element, (Scalar, Pointer)):
+        if not isinstance(element, (tree.Scalar, tree.Pointer)):
             raise self.error("a tensor holds scalars or pointers")
         if self.accept(","):
             raise self.error("tensors of TTIR have no encoding")
@@ -322,12 +305,12 @@ class Parser:
             raise self.error(f"tensor of shape {tuple(shape)} is too large")
         if any(size < 1 or size & (size - 1) for size in shape):
             raise self.error(f"tensor of shape {tuple(shape)}: sizes are powers of two")
-        return Block(tuple(shape), element)
+        return tree.Block(tuple(shape), element)
 
-    def attributes(self) -> dict[str, Attribute]:
+    def attributes(self) -> dict[str, tree.Attribute]:
         """A dictionary `{name = value, flag}`."""
         self.enter()
-        found: dict[str, Attribute] = {}
+        found: dict[str, tree.Attribute] = {}
         self.expect("{")
         for _ in self.items("}"):
             name = self.string() if self.peek('"') else self.word()
@@ -335,14 +318,14 @@ class Parser:
         self.leave()
         return found
 
-    def attribute(self) -> Attribute:
+    def attribute(self) -> tree.Attribute:
         """An attribute's value. Types behind a number are read and dropped, but for floats."""
         self.enter()
         found = self._attribute()
         self.leave()
         return found
 
-    def _attribute(self) -> Attribute:
+    def _attribute(self) -> tree.Attribute:
         self.skip()
         head = self.text[self.position : self.position + 1]
         if head == '"':
@@ -361,7 +344,7 @@ class Parser:
             return self.type()
         return self._named()
 
-    def _named(self) -> Attribute:
+    def _named(self) -> tree.Attribute:
         start = self.position
         word = self.word()
         if word in ("true", "false"):
@@ -381,29 +364,29 @@ class Parser:
             return self.type()
         return word
 
-    def _list(self, closing: str) -> tuple[Attribute, ...]:
+    def _list(self, closing: str) -> tuple[tree.Attribute, ...]:
         return tuple([self.attribute() for _ in self.items(closing)])
 
-    def _alias(self) -> Attribute:
+    def _alias(self) -> tree.Attribute:
         """`#tt.cache_policy<...>`: a dictionary; a bare alias: its name."""
         self.expect("#")
         name = self.word()
         if not self.accept("<"):
             return name
-        found: dict[str, Attribute] = {}
+        found: dict[str, tree.Attribute] = {}
         for _ in self.items(">"):
             key = self.word()
             found[key] = self.attribute() if self.accept("=") else True
         return found
 
-    def _number(self) -> Attribute:
+    def _number(self) -> tree.Attribute:
         text = self.match(NUMBER, "a number")[0]
-        kind = self.type() if self.accept(":") else Scalar("i64" if "." not in text else "f64")
-        if isinstance(kind, Scalar):
+        kind = self.type() if self.accept(":") else tree.Scalar("i64" if "." not in text else "f64")
+        if isinstance(kind, tree.Scalar):
             return self.literal(text, kind)
         raise self.error("a number has a scalar type")
 
-    def literal(self, text: str, kind: Scalar) -> int | float | bool:
+    def literal(self, text: str, kind: tree.Scalar) -> int | float | bool:
         """The value of a literal of a type; hexadecimal floats are their bits."""
         if kind.is_float and not text.lstrip("-").startswith("0x"):
             return float(text)
@@ -446,9 +429,9 @@ class Parser:
 
     # --- modules and functions
 
-    def module(self) -> Module:
+    def module(self) -> tree.Module:
         """The whole text."""
-        functions: dict[str, Function] = {}
+        functions: dict[str, tree.Function] = {}
         self._skip_aliases()
         is_generic = self.accept('"builtin.module"')
         if not (is_generic or self.accept_word("module") or self.accept("builtin.module")):
@@ -468,7 +451,7 @@ class Parser:
         self.skip()
         if self.position != len(self.text):
             raise self.error("text behind the module")
-        return Module(functions=functions)
+        return tree.Module(functions=functions)
 
     def _skip_aliases(self) -> None:
         """Moves over `#name = ...` lines: hints of loops, and locations."""
@@ -476,7 +459,7 @@ class Parser:
             end = self.text.find("\n", self.position)
             self.position = len(self.text) if end < 0 else end
 
-    def _function(self) -> Function:
+    def _function(self) -> tree.Function:
         self.types, self.names, self.hidden = [], {}, []
         self.skip()
         line = self.line
@@ -497,7 +480,7 @@ class Parser:
         if not self.peek("{"):
             raise self.error(f"function {name} has no body")
         body = self.region(arguments)
-        return Function(
+        return tree.Function(
             name=name,
             arguments=tuple(self.types[one] for one in arguments),
             results=tuple(results),
@@ -515,7 +498,7 @@ class Parser:
             raise self.error(f"more than {MAX_OPERATIONS} operations")
         return self.num_operations - 1
 
-    def _define(self, name: str, types: list[Type]) -> tuple[int, ...]:
+    def _define(self, name: str, types: list[tree.Type]) -> tuple[int, ...]:
         """Numbers of new values, one for each type, that a name stands for."""
         first = len(self.types)
         self.types.extend(types)
@@ -548,18 +531,18 @@ class Parser:
             raise self.error(f"{match[0]} is not defined before its use")
         return values[place]
 
-    def _result_list(self) -> list[Type]:
+    def _result_list(self) -> list[tree.Type]:
         """`T`, or `(T, T)` with or without attributes."""
         if not self.accept("("):
             return [self.type()]
-        found: list[Type] = []
+        found: list[tree.Type] = []
         for _ in self.items(")"):
             found.append(self.type())
             if self.peek("{"):
                 self.attributes()
         return found
 
-    def operand_type(self, draft: Draft, place: int) -> Type:
+    def operand_type(self, draft: Draft, place: int) -> tree.Type:
         """Type of an operand. Raises InvalidModule where there is none."""
         if not -1 <= place < len(draft.operands) or not draft.operands:
             raise self.error(f"{draft.name} has too few operands")
@@ -567,7 +550,7 @@ class Parser:
 
     # --- regions and operations
 
-    def region(self, arguments: Sequence[int] = ()) -> Region:
+    def region(self, arguments: Sequence[int] = ()) -> tree.Region:
         """`{ ... }`; `arguments` belong to the entry block. A name in it hides one outside."""
         self.enter()
         start = len(self.hidden)
@@ -596,7 +579,7 @@ class Parser:
             else:
                 current.append(self._operation())
         blocks = [
-            BasicBlock(
+            tree.BasicBlock(
                 arguments=tuple(values),
                 operations=tuple(self._finished(draft, labels) for draft in drafts),
             )
@@ -604,19 +587,19 @@ class Parser:
         ]
         self._leave_scope(start)
         self.leave()
-        return Region(blocks=tuple(blocks))
+        return tree.Region(blocks=tuple(blocks))
 
-    def _finished(self, draft: Draft, labels: dict[str, int]) -> Operation:
-        jumps: list[Jump] = []
+    def _finished(self, draft: Draft, labels: dict[str, int]) -> tree.Operation:
+        jumps: list[tree.Jump] = []
         for label, arguments in draft.targets:
             if label not in labels:
                 raise InvalidModule(f"line {draft.line}: no block {label}")
-            jumps.append(Jump(block=labels[label], arguments=tuple(arguments)))
-        return Operation(
+            jumps.append(tree.Jump(block=labels[label], arguments=tuple(arguments)))
+        return tree.Operation(
             name=draft.name,
             operands=tuple(draft.operands),
             results=draft.results,
-            types=Signature(
+            types=tree.Signature(
                 tuple(self.types[one] for one in draft.operands),
                 tuple(self.types[one] for one in draft.results),
             ),
@@ -656,7 +639,7 @@ class Parser:
             self.expect("=")
         return found
 
-    def _generic(self, draft: Draft) -> list[Type]:
+    def _generic(self, draft: Draft) -> list[tree.Type]:
         """`"tt.reduce"(%a) <{axis = 0 : i32}> ({...}) : (T) -> T`"""
         self.expect("(")
         draft.operands += (self._value() for _ in self.items(")"))
@@ -671,7 +654,7 @@ class Parser:
         self._printed_types(draft)
         return draft.right or []
 
-    def _pretty(self, draft: Draft) -> list[Type]:
+    def _pretty(self, draft: Draft) -> list[tree.Type]:
         self._head(draft)
         if draft.name in WORDS and draft.words:
             draft.attributes[WORDS[draft.name]] = draft.words.pop(0)
@@ -680,7 +663,7 @@ class Parser:
             self._printed_types(draft)
         return self._result_types(draft)
 
-    def _result_types(self, draft: Draft) -> list[Type]:
+    def _result_types(self, draft: Draft) -> list[tree.Type]:
         if draft.right is not None:
             # tt.split prints the type of one of its two results.
             return draft.right * 2 if draft.name == "tt.split" else draft.right
@@ -777,7 +760,7 @@ class Parser:
 
     # --- operations with a grammar of their own
 
-    def constant(self, draft: Draft) -> list[Type]:
+    def constant(self, draft: Draft) -> list[tree.Type]:
         """`arith.constant 5 : i32`, `true`, or `dense<...> : T`"""
         if self.peek("{"):
             self.attributes()
@@ -785,7 +768,7 @@ class Parser:
             if self.accept(":"):
                 self.type()
             draft.attributes["value"] = is_true
-            return [BOOL]
+            return [tree.BOOL]
         if self.accept_word("dense"):
             literal = self.dense()
             self.expect(":")
@@ -795,15 +778,15 @@ class Parser:
         text = self.match(NUMBER, "a number")[0]
         self.expect(":")
         kind = self.type()
-        if not isinstance(kind, Scalar):
+        if not isinstance(kind, tree.Scalar):
             raise self.error("a constant is a scalar or dense")
         draft.attributes["value"] = self.literal(text, kind)
         return [kind]
 
-    def _dense(self, literal: DenseLiteral, kind: Type) -> Any:
+    def _dense(self, literal: DenseLiteral, kind: tree.Type) -> Any:
         """A number for a splat, else an array of the block's shape (float64 or int64)."""
-        element = element_of(kind)
-        if not isinstance(kind, Block) or not isinstance(element, Scalar):
+        element = tree.element_of(kind)
+        if not isinstance(kind, tree.Block) or not isinstance(element, tree.Scalar):
             raise self.error("a dense constant is a tensor of scalars")
         if isinstance(literal, list):
             if len(literal) != int(np.prod(kind.shape)):
@@ -815,7 +798,7 @@ class Parser:
             raise self.error("constants in hexadecimal bytes are not supported")
         return self.literal(literal, element)
 
-    def loop(self, draft: Draft) -> list[Type]:
+    def loop(self, draft: Draft) -> list[tree.Type]:
         """`scf.for [unsigned] %i = %a to %b step %c iter_args(%x = %y) -> (T) : i32 {...} {...}`"""
         if self.accept_word("unsigned"):
             draft.attributes["unsigned"] = True
@@ -826,7 +809,7 @@ class Parser:
         carried, initial = self._bindings() if self.accept_word("iter_args") else ([], [])
         draft.operands += initial
         results = self._result_list() if self.accept("->") else []
-        kind = self.type() if self.accept(":") else Scalar("index")
+        kind = self.type() if self.accept(":") else tree.Scalar("index")
         if len(results) != len(initial):
             raise self.error("scf.for has as many results as carried values")
         self._enter_region(draft, [name, *carried], [kind, *results])
@@ -844,7 +827,7 @@ class Parser:
             values.append(self._value())
         return names, values
 
-    def _enter_region(self, draft: Draft, names: list[str], types: list[Type]) -> None:
+    def _enter_region(self, draft: Draft, names: list[str], types: list[tree.Type]) -> None:
         """Reads a region whose arguments have these names and types."""
         start = len(self.hidden)
         pairs = zip(names, types, strict=True)
@@ -852,7 +835,7 @@ class Parser:
         draft.regions.append(self.region(arguments))
         self._leave_scope(start)
 
-    def branch(self, draft: Draft) -> list[Type]:
+    def branch(self, draft: Draft) -> list[tree.Type]:
         """`scf.if %c -> (T) {...} else {...}`"""
         draft.operands = [self._value()]
         results = self._result_list() if self.accept("->") else []
@@ -862,7 +845,7 @@ class Parser:
         self._trailing_attributes(draft)
         return results
 
-    def while_loop(self, draft: Draft) -> list[Type]:
+    def while_loop(self, draft: Draft) -> list[tree.Type]:
         """`scf.while (%a = %b) : (T) -> (U) {...} do {...}`"""
         names, draft.operands = self._bindings() if self.peek("(") else ([], [])
         self.expect(":")
@@ -878,7 +861,7 @@ class Parser:
         self._trailing_attributes(draft)
         return results
 
-    def jump(self, draft: Draft) -> list[Type]:
+    def jump(self, draft: Draft) -> list[tree.Type]:
         """`cf.br ^bb1(%a : T)` and `cf.cond_br %c, ^bb1, ^bb2`"""
         if draft.name == "cf.cond_br":
             draft.operands = [self._value()]
@@ -910,7 +893,7 @@ def _unescaped(match: re.Match[str]) -> str:
     return chr(int(code, 16)) if len(code) == 2 else ESCAPES.get(code, code)
 
 
-CUSTOM: dict[str, Callable[[Parser, Draft], list[Type]]] = {
+CUSTOM: dict[str, Callable[[Parser, Draft], list[tree.Type]]] = {
     "arith.constant": Parser.constant,
     "scf.for": Parser.loop,
     "scf.if": Parser.branch,
@@ -920,24 +903,24 @@ CUSTOM: dict[str, Callable[[Parser, Draft], list[Type]]] = {
 }
 
 
-def _printed_last(parser: Parser, draft: Draft) -> list[Type]:
+def _printed_last(parser: Parser, draft: Draft) -> list[tree.Type]:
     if not draft.left:
         raise parser.error(f"{draft.name} prints no type")
     return [draft.left[-1]]
 
 
-def _compared(parser: Parser, draft: Draft) -> list[Type]:
+def _compared(parser: Parser, draft: Draft) -> list[tree.Type]:
     kind = parser.operand_type(draft, 0)
-    return [Block(kind.shape, BOOL) if isinstance(kind, Block) else BOOL]
+    return [tree.Block(kind.shape, tree.BOOL) if isinstance(kind, tree.Block) else tree.BOOL]
 
 
-def _loaded(parser: Parser, draft: Draft) -> list[Type]:
+def _loaded(parser: Parser, draft: Draft) -> list[tree.Type]:
     kind = parser.operand_type(draft, 0)
-    element = element_of(kind)
-    if not isinstance(element, Pointer):
+    element = tree.element_of(kind)
+    if not isinstance(element, tree.Pointer):
         raise parser.error(f"{draft.name} needs a pointer, not {kind}")
-    if isinstance(kind, Block) and isinstance(element.pointee, (Scalar, Pointer)):
-        return [Block(kind.shape, element.pointee)]
+    if isinstance(kind, tree.Block) and isinstance(element.pointee, (tree.Scalar, tree.Pointer)):
+        return [tree.Block(kind.shape, element.pointee)]
     return [element.pointee]
 
 
@@ -951,7 +934,7 @@ _WITHOUT = (
     *("scf.yield", "scf.condition", "tt.print", "tt.assert", "cf.assert", "tt.atomic_store"),
     *("ttg.barrier", "gpu.barrier", "llvm.intr.assume"),
 )
-RESULTS: dict[str, Callable[[Parser, Draft], list[Type]]] = {
+RESULTS: dict[str, Callable[[Parser, Draft], list[tree.Type]]] = {
     "arith.cmpi": _compared,
     "arith.cmpf": _compared,
     "arith.select": lambda parser, draft: [parser.operand_type(draft, -1)],

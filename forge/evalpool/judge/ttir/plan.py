@@ -22,21 +22,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from forge.evalpool.judge.ttir import tree
 from forge.evalpool.judge.ttir.decisions import Decision, Decisions
 from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_barrier
 from forge.evalpool.judge.ttir.memory.storages import Group
 from forge.evalpool.judge.ttir.parse import malformed, parse
 from forge.evalpool.judge.ttir.semantics import reduce, scan
 from forge.evalpool.judge.ttir.steps import HINTS, TensorDescriptor, compute_of, constant_of, hinted
-from forge.evalpool.judge.ttir.tree import (
-    BasicBlock,
-    Function,
-    Module,
-    Operation,
-    Pointer,
-    element_of,
-    shape_of,
-)
 from forge.evalpool.judge.ttir.values import (
     Array,
     Lanes,
@@ -73,7 +65,7 @@ class BlockPlan:
     """Steps of a basic block, but for its terminator."""
 
     arguments: tuple[int, ...]
-    terminator: Operation | None
+    terminator: tree.Operation | None
     steps: list[tuple[Step | ControlStep, bool, tuple[int, ...]]] = field(
         default_factory=list[tuple["Step | ControlStep", bool, tuple[int, ...]]]
     )
@@ -89,7 +81,7 @@ class BlockPlan:
 class FunctionPlan:
     """A function, ready to run."""
 
-    function: Function
+    function: tree.Function
     template: Environment = field(default_factory=list[Any])
     """Environment with the constants."""
     blocks: list[BlockPlan] = field(default_factory=list[BlockPlan])
@@ -99,7 +91,7 @@ class FunctionPlan:
 class ModulePlan:
     """A module, ready to run."""
 
-    module: Module
+    module: tree.Module
     functions: dict[str, FunctionPlan] = field(default_factory=dict[str, FunctionPlan])
     max_elements: int = 1
     """Elements of its largest block."""
@@ -109,7 +101,7 @@ class ModulePlan:
     """True if an instance may wait in a loop for another one."""
     decisions: list[Decision] = field(default_factory=list[Decision])
     """In the order of the text."""
-    ordering: Operation | None = None
+    ordering: tree.Operation | None = None
     """First atomic operation whose result is used: instances may order themselves by it."""
     _uses: dict[str, tuple[Use | None, ...]] = field(
         default_factory=dict[str, "tuple[Use | None, ...]"]
@@ -153,7 +145,7 @@ class Planner:
         """Values that some operation reads."""
         self.decisions = Decisions(module.module, plan.function)
 
-    def block(self, block: BasicBlock, *, frees: bool = True) -> BlockPlan:
+    def block(self, block: tree.BasicBlock, *, frees: bool = True) -> BlockPlan:
         """The plan of a block; `frees`: its values are read in this block only."""
         operations = block.operations
         has_end = bool(operations) and operations[-1].name in TERMINATORS
@@ -179,12 +171,12 @@ class Planner:
                 planned.steps += [*notes, (make(operation, self), is_control, dead)]
         return planned
 
-    def outside(self, operation: Operation) -> list[int]:
+    def outside(self, operation: tree.Operation) -> list[int]:
         """Values from outside of an operation's regions that these read, but for constants."""
         return [value for value in captured(operation) if self.plan.template[value] is None]
 
-    def _note(self, operation: Operation) -> None:
-        sizes = [prod(shape_of(kind)) for kind in operation.types.results]
+    def _note(self, operation: tree.Operation) -> None:
+        sizes = [prod(tree.shape_of(kind)) for kind in operation.types.results]
         self.module.max_elements = max(self.module.max_elements, *sizes, 1)
         if operation.name in ("scf.while", "scf.for") and _waits(operation):
             self.module.has_spins = True
@@ -192,16 +184,18 @@ class Planner:
         if operation.name in SPINS and is_read and self.module.ordering is None:
             self.module.ordering = operation
         # Triton's verifier has no text whose numbers say something of an address.
-        pointers = [isinstance(element_of(one), Pointer) for one in operation.types.operands[:1]]
+        pointers = [
+            isinstance(tree.element_of(one), tree.Pointer) for one in operation.types.operands[:1]
+        ]
         is_number = operation.name == "arith.cmpi" or (
             operation.name == "tt.bitcast"
-            and not isinstance(element_of(operation.types.results[0]), Pointer)
+            and not isinstance(tree.element_of(operation.types.results[0]), tree.Pointer)
         )
         if is_number and any(pointers):
             raise Unsupported(f"line {operation.line}: {operation.name} of an address")
 
 
-def _step(operation: Operation, planner: Planner) -> Step:
+def _step(operation: tree.Operation, planner: Planner) -> Step:
     """The step of an operation without control flow. Raises Unsupported."""
     if operation.name in ("tt.reduce", "tt.scan", "tt.map_elementwise"):
         return region_step(operation, planner)
@@ -224,14 +218,14 @@ def _step(operation: Operation, planner: Planner) -> Step:
     return steps
 
 
-def _exact(operation: Operation) -> Operation:
+def _exact(operation: tree.Operation) -> tree.Operation:
     """The same without loss of precision, if it is a product."""
     if operation.name != "tt.dot" or operation.attributes.get("inputPrecision") != "tf32":
         return operation
     return replace(operation, attributes={**operation.attributes, "inputPrecision": "ieee"})
 
 
-def _read(operations: Iterable[Operation]) -> frozenset[int]:
+def _read(operations: Iterable[tree.Operation]) -> frozenset[int]:
     found: set[int] = set()
     for operation in operations:
         found.update(operation.operands)
@@ -240,7 +234,7 @@ def _read(operations: Iterable[Operation]) -> frozenset[int]:
     return frozenset(found)
 
 
-def captured(operation: Operation) -> list[int]:
+def captured(operation: tree.Operation) -> list[int]:
     """Values from outside that an operation's regions read."""
     if not operation.regions:
         return []
@@ -251,7 +245,7 @@ def captured(operation: Operation) -> list[int]:
 
 
 def _last_uses(
-    block: BasicBlock, decided: Mapping[int, Sequence[Decision]]
+    block: tree.BasicBlock, decided: Mapping[int, Sequence[Decision]]
 ) -> dict[int, tuple[int, ...]]:
     """For each operation, by index: values of this block that nothing reads after it.
 
@@ -271,7 +265,7 @@ def _last_uses(
     return found
 
 
-def _waits(operation: Operation) -> bool:
+def _waits(operation: tree.Operation) -> bool:
     """True if a loop polls memory: atomics or volatile loads of a `while`, compare-and-swap."""
     return any(
         operation.name == "scf.while" or one.name == "tt.atomic_cas"
@@ -414,7 +408,7 @@ def subset(
 # --- steps
 
 
-def if_step(operation: Operation, planner: Planner) -> ControlStep:
+def if_step(operation: tree.Operation, planner: Planner) -> ControlStep:
     """The step of `scf.if`."""
     (condition,) = operation.operands
     branches = [planner.block(region.blocks[0]) for region in operation.regions]
@@ -443,7 +437,7 @@ MAX_CALLS = 64
 """Depth of calls."""
 
 
-def call_step(operation: Operation, planner: Planner) -> ControlStep:
+def call_step(operation: tree.Operation, planner: Planner) -> ControlStep:
     """The step of `tt.call`."""
     target = planner.module.functions[operation.attributes["callee"]]
 
@@ -496,7 +490,7 @@ class _Remaining:
         return merged(self._pieces, self._size)
 
 
-def for_step(operation: Operation, planner: Planner) -> ControlStep:
+def for_step(operation: tree.Operation, planner: Planner) -> ControlStep:
     """The step of `scf.for`."""
     body, outside = planner.block(operation.regions[0].blocks[0]), planner.outside(operation)
     dtype = dtype_of(scalar_of(operation.types.operands[0]))
@@ -528,7 +522,7 @@ def for_step(operation: Operation, planner: Planner) -> ControlStep:
     return run
 
 
-def while_step(operation: Operation, planner: Planner) -> ControlStep:
+def while_step(operation: tree.Operation, planner: Planner) -> ControlStep:
     """The step of `scf.while`."""
     before, after = (planner.block(region.blocks[0]) for region in operation.regions)
     outside = planner.outside(operation)
@@ -555,7 +549,7 @@ def while_step(operation: Operation, planner: Planner) -> ControlStep:
     return run
 
 
-def region_step(operation: Operation, planner: Planner) -> Step:
+def region_step(operation: tree.Operation, planner: Planner) -> Step:
     """The step of tt.reduce, tt.scan or tt.map_elementwise."""
     evaluate = _elementwise(operation, planner)
     attributes = operation.attributes
@@ -578,7 +572,7 @@ def region_step(operation: Operation, planner: Planner) -> Step:
             full: list[Array] = []
             for array, kind in zip(operands, operation.types.operands, strict=True):
                 sizes = list(array.shape[1:])
-                sizes[axis] = shape_of(kind)[axis]
+                sizes[axis] = tree.shape_of(kind)[axis]
                 full.append(expanded(array, sizes))
             found = combined(full, axis=axis, combine=combine, name=name)
         assign(env, operation.results, found)
@@ -586,7 +580,7 @@ def region_step(operation: Operation, planner: Planner) -> Step:
     return step
 
 
-def _single_name(operation: Operation) -> str:
+def _single_name(operation: tree.Operation) -> str:
     """Name of the operation that the region consists of, on its two arguments in order."""
     block = operation.regions[0].blocks[0]
     if len(block.operations) != 2 or len(block.arguments) != 2:
@@ -597,7 +591,7 @@ def _single_name(operation: Operation) -> str:
 
 
 def _elementwise(
-    operation: Operation, planner: Planner
+    operation: tree.Operation, planner: Planner
 ) -> Callable[[list[Array], Environment, Group], list[Array]]:
     """Evaluates a region on arrays of one shape, element by element."""
     inside = operation.regions[0].blocks
@@ -641,7 +635,7 @@ def _elementwise(
     return branching if has_branch else straight
 
 
-CONTROL: dict[str, Callable[[Operation, Planner], ControlStep]] = {
+CONTROL: dict[str, Callable[[tree.Operation, Planner], ControlStep]] = {
     "scf.if": if_step,
     "scf.for": for_step,
     "scf.while": while_step,

@@ -15,26 +15,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.program.dialect import refused_assembly
+from forge.evalpool.judge.ttir import tree
 from forge.evalpool.judge.ttir.memory.access import UPDATES, load, store, swap, update
 from forge.evalpool.judge.ttir.memory.storages import Access, Group
 from forge.evalpool.judge.ttir.semantics import OPERATIONS, reshaped
-from forge.evalpool.judge.ttir.tree import (
-    Block,
-    Descriptor,
-    Operation,
-    Pointer,
-    Scalar,
-    Type,
-    element_of,
-    shape_of,
-)
 from forge.evalpool.judge.ttir.values import Array, Unsupported, dtype_of, fixed, scalar_of
 
 Compute: TypeAlias = Callable[..., Any]
 """`function(group, *values of the operands)`: the value of the result, or of each of several."""
 
 
-def compute_of(operation: Operation, used: frozenset[int]) -> Compute:
+def compute_of(operation: tree.Operation, used: frozenset[int]) -> Compute:
     """The function of an operation; `used` are the values that something reads. Raises Unsupported
     for an operation that the evaluator lacks."""
     name = operation.name
@@ -43,7 +34,7 @@ def compute_of(operation: Operation, used: frozenset[int]) -> Compute:
     if name.startswith("tt.atomic_"):
         return _atomic(operation, used)
     kinds = (*operation.types.operands, *operation.types.results)
-    has_pointers = any(isinstance(element_of(kind), Pointer) for kind in kinds)
+    has_pointers = any(isinstance(tree.element_of(kind), tree.Pointer) for kind in kinds)
     if has_pointers and name == "tt.bitcast":
         return _plain(lambda address: address)
     if has_pointers and name != "arith.select":
@@ -54,7 +45,7 @@ def compute_of(operation: Operation, used: frozenset[int]) -> Compute:
 # --- numbers and addresses
 
 
-def _on_arrays(operation: Operation) -> Compute:
+def _on_arrays(operation: tree.Operation) -> Compute:
     function = OPERATIONS.get(operation.name)
     if function is None:
         raise Unsupported(f"line {operation.line}: {operation.name} needs a card")
@@ -72,12 +63,12 @@ def _on_arrays(operation: Operation) -> Compute:
     return compute
 
 
-def _added(operation: Operation) -> Compute:
+def _added(operation: tree.Operation) -> Compute:
     """`tt.addptr`: an address plus a number of elements."""
-    element = element_of(operation.types.operands[0])
-    assert isinstance(element, Pointer)
-    pointee = element_of(element.pointee)
-    size = pointee.num_bytes if isinstance(pointee, Scalar) else 8
+    element = tree.element_of(operation.types.operands[0])
+    assert isinstance(element, tree.Pointer)
+    pointee = tree.element_of(element.pointee)
+    size = pointee.num_bytes if isinstance(pointee, tree.Scalar) else 8
 
     def add(_group: Group, address: Array, count: Array) -> Array:
         return address + count.astype(np.int64) * size
@@ -99,18 +90,18 @@ def _always(value: Array) -> Compute:
     return compute
 
 
-def _poison(operation: Operation) -> Compute:
+def _poison(operation: tree.Operation) -> Compute:
     kind = operation.types.results[0]
-    element = element_of(kind)
-    dtype = dtype_of(element) if isinstance(element, Scalar) else np.dtype(np.int64)
-    return _always(fixed(np.zeros((1,) * (len(shape_of(kind)) + 1), dtype)))
+    element = tree.element_of(kind)
+    dtype = dtype_of(element) if isinstance(element, tree.Scalar) else np.dtype(np.int64)
+    return _always(fixed(np.zeros((1,) * (len(tree.shape_of(kind)) + 1), dtype)))
 
 
-def constant_of(operation: Operation) -> Any:
+def constant_of(operation: tree.Operation) -> Any:
     """The compact array of `arith.constant`."""
     kind, value = operation.types.results[0], operation.attributes["value"]
-    element, shape = element_of(kind), shape_of(kind)
-    if not isinstance(element, Scalar):
+    element, shape = tree.element_of(kind), tree.shape_of(kind)
+    if not isinstance(element, tree.Scalar):
         raise Unsupported("arith.constant of pointers")
     dtype = dtype_of(element)
     if isinstance(value, np.ndarray):
@@ -119,7 +110,7 @@ def constant_of(operation: Operation) -> Any:
         return fixed(np.full((1,) * (len(shape) + 1), value, dtype))
 
 
-def _claimed(operation: Operation) -> Compute:
+def _claimed(operation: tree.Operation) -> Compute:
     """`tl.assume`, where a card's compiler takes the condition for true, so that the kernel means
     nothing if it is not; and `tl.device_assert`, which is in a text only where a kernel asks for it
     (`debug=True`)."""
@@ -135,14 +126,14 @@ def _claimed(operation: Operation) -> Compute:
 HINTS = ("tt.contiguity", "tt.divisibility", "tt.constancy")
 
 
-def hinted(operation: Operation, compute: Compute) -> Compute:
+def hinted(operation: tree.Operation, compute: Compute) -> Compute:
     """The function of an operation on what a kernel has loaded, whose result `tl.multiple_of`,
     `tl.max_contiguous` or `tl.max_constancy` may describe: a card's compiler takes that for true,
     as `tl.assume`. (Of `rows % M` a hint is false in the last program, where it does no harm.)"""
     kind = operation.types.results[0]
-    element, shape = element_of(kind), shape_of(kind)
-    is_address = isinstance(element, Pointer)
-    size = scalar_of(element.pointee).num_bytes if isinstance(element, Pointer) else 1
+    element, shape = tree.element_of(kind), tree.shape_of(kind)
+    is_address = isinstance(element, tree.Pointer)
+    size = scalar_of(element.pointee).num_bytes if isinstance(element, tree.Pointer) else 1
     numbers = [operation.attributes.get(name, ()) for name in HINTS]
     spread = [[one] * len(shape) if isinstance(one, str) else one for one in numbers]
     contiguity, divisors, constancy = ([int(one) for one in each] for each in spread)
@@ -178,16 +169,16 @@ HINT_WORDS = (
 AXES = {"x": 0, "y": 1, "z": 2, 0: 0, 1: 1, 2: 2}
 
 
-def _range(operation: Operation) -> Compute:
+def _range(operation: tree.Operation) -> Compute:
     start, end = operation.attributes["start"], operation.attributes["end"]
     return _always(fixed(np.arange(start, end, dtype=np.int32)[None]))
 
 
-def _program_id(operation: Operation) -> Compute:
+def _program_id(operation: tree.Operation) -> Compute:
     return partial(Group.program_ids, axis=AXES[operation.attributes["axis"]])
 
 
-def _num_programs(operation: Operation) -> Compute:
+def _num_programs(operation: tree.Operation) -> Compute:
     axis = AXES[operation.attributes["axis"]]
 
     def num_programs(group: Group) -> Array:
@@ -196,24 +187,24 @@ def _num_programs(operation: Operation) -> Compute:
     return num_programs
 
 
-def _splat(operation: Operation) -> Compute:
-    rank = len(shape_of(operation.types.results[0]))
+def _splat(operation: tree.Operation) -> Compute:
+    rank = len(tree.shape_of(operation.types.results[0]))
     return _plain(lambda scalar: scalar.reshape(-1, *(1,) * rank))
 
 
-def _expanded(operation: Operation) -> Compute:
+def _expanded(operation: tree.Operation) -> Compute:
     axis = operation.attributes["axis"] + 1
     return _plain(lambda block: np.expand_dims(block, axis))
 
 
-def _transposed(operation: Operation) -> Compute:
+def _transposed(operation: tree.Operation) -> Compute:
     axes = (0, *(axis + 1 for axis in operation.attributes["order"]))
     return _plain(lambda block: block.transpose(axes))
 
 
-def _reshaped(operation: Operation) -> Compute:
+def _reshaped(operation: tree.Operation) -> Compute:
     before, after = (
-        shape_of(one[0]) for one in (operation.types.operands, operation.types.results)
+        tree.shape_of(one[0]) for one in (operation.types.operands, operation.types.results)
     )
     return _plain(lambda block: reshaped(block, before, after))
 
@@ -221,15 +212,15 @@ def _reshaped(operation: Operation) -> Compute:
 # --- memory
 
 
-def _memory_element(operation: Operation) -> Scalar:
+def _memory_element(operation: tree.Operation) -> tree.Scalar:
     kind = operation.types.operands[0]
-    element = element_of(kind)
-    if isinstance(element, Pointer) and isinstance(element.pointee, Scalar):
+    element = tree.element_of(kind)
+    if isinstance(element, tree.Pointer) and isinstance(element.pointee, tree.Scalar):
         return element.pointee
     raise Unsupported(f"line {operation.line}: {operation.name} of {kind}")
 
 
-def _load(operation: Operation) -> Compute:
+def _load(operation: tree.Operation) -> Compute:
     element = _memory_element(operation)
 
     def compute(
@@ -240,7 +231,7 @@ def _load(operation: Operation) -> Compute:
     return compute
 
 
-def _store(operation: Operation) -> Compute:
+def _store(operation: tree.Operation) -> Compute:
     element = _memory_element(operation)
 
     def compute(group: Group, address: Array, value: Array, mask: Array | None = None) -> None:
@@ -249,7 +240,7 @@ def _store(operation: Operation) -> Compute:
     return compute
 
 
-def _atomic(operation: Operation, used: frozenset[int]) -> Compute:
+def _atomic(operation: tree.Operation, used: frozenset[int]) -> Compute:
     """tt.atomic_rmw or tt.atomic_cas; `used` are the values that something reads."""
     element = _memory_element(operation)
     if operation.name == "tt.atomic_cas":
@@ -272,7 +263,7 @@ def _atomic(operation: Operation, used: frozenset[int]) -> Compute:
     return compute
 
 
-def _update_name(operation: Operation, element: Scalar) -> str:
+def _update_name(operation: tree.Operation, element: tree.Scalar) -> str:
     name = operation.attributes["operation"]
     name = "fadd" if name == "add" and element.is_float else name
     if name not in UPDATES:
@@ -301,7 +292,7 @@ class TensorDescriptor:
     """Value of what lies outside the shape."""
 
 
-def _described(operation: Operation) -> Compute:
+def _described(operation: tree.Operation) -> Compute:
     rank = (len(operation.operands) - 1) // 2
     is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
     size = scalar_of(_block_of(operation.types.results[0])).num_bytes
@@ -322,7 +313,7 @@ def _described(operation: Operation) -> Compute:
     return describe
 
 
-def _window(operation: Operation, kind: Type) -> Callable[..., Access]:
+def _window(operation: tree.Operation, kind: tree.Type) -> Callable[..., Access]:
     """Makes the access to a block through a descriptor at some indices."""
     element, shape = scalar_of(kind), _block_shape(operation, kind)
     rank = len(shape)
@@ -352,7 +343,7 @@ def _along(start: Array, axis: int, shape: tuple[int, ...]) -> Array:
     return start.astype(np.int64).reshape(-1, *(1,) * rank) + line
 
 
-def _load_described(operation: Operation) -> Compute:
+def _load_described(operation: tree.Operation) -> Compute:
     kind = operation.types.results[0]
     block, dtype = _block_shape(operation, kind), dtype_of(scalar_of(kind))
     window = _window(operation, kind)
@@ -360,12 +351,12 @@ def _load_described(operation: Operation) -> Compute:
     def compute(group: Group, descriptor: TensorDescriptor, *starts: Array) -> Array:
         other = np.full((1,) * (len(block) + 1), descriptor.padding, dtype)
         found = load(window(group, descriptor, starts), other)
-        return reshaped(found, block, shape_of(kind))
+        return reshaped(found, block, tree.shape_of(kind))
 
     return compute
 
 
-def _store_described(operation: Operation) -> Compute:
+def _store_described(operation: tree.Operation) -> Compute:
     kind = operation.types.operands[-1]
     block, window = _block_shape(operation, kind), _window(operation, kind)
     is_update = operation.name == "tt.descriptor_reduce"
@@ -373,7 +364,7 @@ def _store_described(operation: Operation) -> Compute:
 
     def compute(group: Group, descriptor: TensorDescriptor, *given: Array) -> None:
         *starts, value = given
-        values = reshaped(value, shape_of(kind), block)
+        values = reshaped(value, tree.shape_of(kind), block)
         if is_update:
             update(window(group, descriptor, starts), values, name, is_used=False)
         else:
@@ -382,20 +373,20 @@ def _store_described(operation: Operation) -> Compute:
     return compute
 
 
-def _block_shape(operation: Operation, kind: Type) -> tuple[int, ...]:
+def _block_shape(operation: tree.Operation, kind: tree.Type) -> tuple[int, ...]:
     """Shape of the window: the descriptor's block, or the rows of a gather or scatter."""
     if operation.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
-        return shape_of(kind)
+        return tree.shape_of(kind)
     return _block_of(operation.types.operands[0]).shape
 
 
-def _block_of(kind: Type) -> Block:
-    if not isinstance(kind, Descriptor):
+def _block_of(kind: tree.Type) -> tree.Block:
+    if not isinstance(kind, tree.Descriptor):
         raise Unsupported(f"{kind} is no descriptor")
     return kind.block
 
 
-FUNCTIONS: dict[str, Callable[[Operation], Compute]] = {
+FUNCTIONS: dict[str, Callable[[tree.Operation], Compute]] = {
     "tt.make_range": _range,
     "tt.get_program_id": _program_id,
     "tt.get_num_programs": _num_programs,

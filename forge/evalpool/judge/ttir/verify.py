@@ -20,18 +20,8 @@ from typing import NamedTuple
 
 from forge.evalpool.judge.program.dataflow import Lookup, places_in, union_of
 from forge.evalpool.judge.program.dialect import OPERATIONS
+from forge.evalpool.judge.ttir import tree
 from forge.evalpool.judge.ttir.parse import InvalidModule
-from forge.evalpool.judge.ttir.tree import (
-    BasicBlock,
-    Descriptor,
-    Function,
-    Module,
-    Operation,
-    Pointer,
-    Region,
-    Type,
-    element_of,
-)
 
 READS = frozenset(
     {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_load", "tt.atomic_poll"}
@@ -62,7 +52,7 @@ class Use:
         self.writers |= other.writers
 
 
-def verify(module: Module) -> None:
+def verify(module: tree.Module) -> None:
     """Raises InvalidModule where an operation is not of the closed list, or calls do not fit."""
     for function in module.functions.values():
         for operation in operations_of(function):
@@ -70,7 +60,7 @@ def verify(module: Module) -> None:
                 raise InvalidModule(f"line {operation.line}: {words}")
 
 
-def _misfit(module: Module, function: Function, operation: Operation) -> str:
+def _misfit(module: tree.Module, function: tree.Function, operation: tree.Operation) -> str:
     """The reason why an operation of a function is refused, if it is."""
     name, kinds = operation.name, operation.types
     if name not in OPERATIONS:
@@ -90,12 +80,12 @@ def _misfit(module: Module, function: Function, operation: Operation) -> str:
     return "returns other types than declared" if is_return else ""
 
 
-def operations_of(function: Function) -> Iterator[Operation]:
+def operations_of(function: tree.Function) -> Iterator[tree.Operation]:
     """All operations of a function, nested ones included, in the order of the text."""
     return operations_in(function.body)
 
 
-def operations_in(*regions: Region) -> Iterator[Operation]:
+def operations_in(*regions: tree.Region) -> Iterator[tree.Operation]:
     """All operations of regions, nested ones included, in the order of the text."""
     for region in regions:
         for block in region.blocks:
@@ -104,7 +94,7 @@ def operations_in(*regions: Region) -> Iterator[Operation]:
                 yield from operations_in(*operation.regions)
 
 
-def uses_of(module: Module, name: str) -> tuple[Use | None, ...]:
+def uses_of(module: tree.Module, name: str) -> tuple[Use | None, ...]:
     """How a kernel accesses memory through each argument; None for arguments without address.
 
     A pointer that may come from several arguments counts for each of them. An address that is
@@ -114,7 +104,7 @@ def uses_of(module: Module, name: str) -> tuple[Use | None, ...]:
 
 
 def _uses(
-    module: Module, name: str, known: dict[str, tuple[Use | None, ...] | None]
+    module: tree.Module, name: str, known: dict[str, tuple[Use | None, ...] | None]
 ) -> tuple[Use | None, ...]:
     """`known` has None for a function whose calls are being read."""
     if (found := known.get(name)) is not None:
@@ -159,7 +149,7 @@ MASKED = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2}
 """Position of the mask among the operands."""
 
 
-def lookups_of(module: Module, name: str) -> Lookups:
+def lookups_of(module: tree.Module, name: str) -> Lookups:
     """The lookups of a kernel. Raises InvalidModule for one that takes too long to read. A function
     that is called, rather than inlined, may do with its arguments whatever there is."""
     function = module.functions[name]
@@ -172,12 +162,12 @@ def lookups_of(module: Module, name: str) -> Lookups:
     return frozenset(reading.found)
 
 
-def is_memory(kind: Type) -> bool:
+def is_memory(kind: tree.Type) -> bool:
     """True for pointers, blocks of them, and descriptors."""
-    return isinstance(element_of(kind), Pointer) or isinstance(kind, Descriptor)
+    return isinstance(tree.element_of(kind), tree.Pointer) or isinstance(kind, tree.Descriptor)
 
 
-def reading_of(module: Module, name: str) -> Reading:
+def reading_of(module: tree.Module, name: str) -> Reading:
     """A reading of a function to which nothing more can be found. Raises InvalidModule."""
     if name in module.readings:
         return module.readings[name]
@@ -215,7 +205,7 @@ NOTHING = Held()
 class Reading:
     """Dependences of each value. Sets only grow until settled."""
 
-    function: Function
+    function: tree.Function
     has_changed: bool = False
     is_settled: bool = False
     found: set[Lookup] = field(default_factory=set[Lookup])
@@ -243,7 +233,7 @@ class Reading:
             if deciding & others and other & ~one:
                 self._note(one & ~other, deciding & others)
 
-    def blocks(self, blocks: Sequence[BasicBlock], results: Sequence[int], under: int) -> int:
+    def blocks(self, blocks: Sequence[tree.BasicBlock], results: Sequence[int], under: int) -> int:
         """Reads a region of an operation with these results. Returns the data that it stores."""
         made: list[int] = []
         for block in blocks:
@@ -264,7 +254,7 @@ class Reading:
             self._jumps(blocks, made)
         return union_of(made)
 
-    def _jumps(self, blocks: Sequence[BasicBlock], made: Sequence[int]) -> None:
+    def _jumps(self, blocks: Sequence[tree.BasicBlock], made: Sequence[int]) -> None:
         """Notes the two sides of each jump that has a condition."""
         ends = [block.operations[-1] for block in blocks]
         for end in ends:
@@ -276,7 +266,7 @@ class Reading:
                     if data and deciding:
                         self._branches.add((data, deciding))
 
-    def _block(self, block: BasicBlock, under: int) -> int:
+    def _block(self, block: tree.BasicBlock, under: int) -> int:
         made = 0
         for one in block.operations:
             name = one.name
@@ -307,7 +297,7 @@ class Reading:
                 self._note(held.data, held.deciding)
         return made
 
-    def _load(self, one: Operation) -> None:
+    def _load(self, one: tree.Operation) -> None:
         """Notes places that memory chooses. The result does not hold the address."""
         at, *others = one.operands
         mask = MASKED.get(one.name, len(one.operands))
@@ -320,7 +310,7 @@ class Reading:
         deciding |= self.held(one.operands).deciding
         self._join(one.results, Held(data=data, deciding=deciding))
 
-    def _store(self, one: Operation, under: int) -> int:
+    def _store(self, one: tree.Operation, under: int) -> int:
         """Notes what is stored, and what is left of the memory where it is not."""
         at, *others = one.operands
         mask = MASKED.get(one.name, len(one.operands))
@@ -331,13 +321,13 @@ class Reading:
         self._note(data, deciding | self.held(others).deciding, targets=targets)
         return data
 
-    def _call(self, one: Operation) -> None:
+    def _call(self, one: tree.Operation) -> None:
         held = self.held(one.operands)
         everything = held.address | held.memory
         self._note(held.address, everything, is_place=True)
         self._join(one.results, Held(data=everything, deciding=everything))
 
-    def _select(self, one: Operation) -> None:
+    def _select(self, one: tree.Operation) -> None:
         """Notes a choice; the smaller or larger of two values is none: it is made from both."""
         condition, *values = one.operands
         deciding = self.held((condition,)).memory
@@ -348,7 +338,7 @@ class Reading:
         self._join(one.results, self.held(values))
         self._join(one.results, Held(deciding=deciding))
 
-    def _if(self, one: Operation, under: int) -> int:
+    def _if(self, one: tree.Operation, under: int) -> int:
         deciding = self.held(one.operands[:1]).memory
         made: list[int] = []
         for region in one.regions:
@@ -359,7 +349,7 @@ class Reading:
                 self._branches.add((made[-1], deciding))
         return union_of(made)
 
-    def _regions(self, one: Operation, under: int) -> int:
+    def _regions(self, one: tree.Operation, under: int) -> int:
         """Loops, and operations that call their region for elements, such as reductions."""
         given, first, deciding = one.operands, 0, 0
         is_loop = one.name.startswith("scf.")
@@ -444,12 +434,12 @@ class Reading:
             raise InvalidModule("too many arguments choose places in others")
 
 
-def _handed(end: Operation) -> Sequence[int]:
+def _handed(end: tree.Operation) -> Sequence[int]:
     """Values that the end of a region hands to its operation."""
     return end.operands[1:] if end.name == "scf.condition" else end.operands
 
 
-def _reached(start: int, ends: Sequence[Operation]) -> set[int]:
+def _reached(start: int, ends: Sequence[tree.Operation]) -> set[int]:
     """Blocks that control may reach from one, itself included."""
     found, waiting = {start}, [start]
     while waiting:

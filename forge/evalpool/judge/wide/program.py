@@ -21,24 +21,9 @@ from itertools import zip_longest
 
 import numpy as np
 
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import signature
 from forge.evalpool.judge.program.dialect import EXTERN
-from forge.evalpool.judge.program.format import (
-    ITEM_BYTES,
-    Choice,
-    Descriptor,
-    Kernel,
-    Launch,
-    Literal,
-    NamedConstant,
-    Node,
-    Op,
-    Origin,
-    Program,
-    Storage,
-    Tensor,
-    TensorUse,
-)
 from forge.evalpool.judge.program.ops import packet
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.ttir.parse import MALFORMED
@@ -72,12 +57,12 @@ class Narrow(Exception):
 
 
 def widened(
-    program: Program,
+    program: form.Program,
     kinds: frozenset[str],
     *,
     inputs: Sequence[str] = (),
     parameters: Mapping[str, str] | None = None,
-) -> Program:
+) -> form.Program:
     """The program in float64.
 
     Args:
@@ -108,11 +93,11 @@ def widened(
     )
 
 
-def at_one_stage(program: Program) -> Program:
+def at_one_stage(program: form.Program) -> form.Program:
     """The program with loops of one stage: several need as many times the shared memory, and a
     float64 twice that of a float32. Configurations that differ in nothing else are one kernel."""
 
-    def one(kernel: Kernel) -> Kernel:
+    def one(kernel: form.Kernel) -> form.Kernel:
         text = STAGES.sub(r"\g<1>1", kernel.ttir)
         return replace(kernel, ttir=text, options=replace(kernel.options, num_stages=1))
 
@@ -125,7 +110,7 @@ STAGES = re.compile(r"(\btt\.num_stages = )\d+")
 
 
 def _dtypes(
-    program: Program,
+    program: form.Program,
     kinds: frozenset[str],
     inputs: Sequence[str],
     parameters: Mapping[str, str],
@@ -134,9 +119,9 @@ def _dtypes(
     their bits."""
     found: dict[int, str] = {}
     for number, one in enumerate(program.storages):
-        if one.origin is Origin.INPUT and one.index < len(inputs):
+        if one.origin is form.Origin.INPUT and one.index < len(inputs):
             found[number] = inputs[one.index]
-        elif one.origin is Origin.PARAMETER and one.name in parameters:
+        elif one.origin is form.Origin.PARAMETER and one.name in parameters:
             found[number] = parameters[one.name]
     for one in program.tensors:
         other = found.setdefault(one.storage, one.dtype)
@@ -146,16 +131,16 @@ def _dtypes(
 
 
 def _storages(
-    program: Program, kinds: frozenset[str], dtypes: Mapping[int, str]
-) -> tuple[tuple[Storage, ...], tuple[bytes, ...]]:
+    program: form.Program, kinds: frozenset[str], dtypes: Mapping[int, str]
+) -> tuple[tuple[form.Storage, ...], tuple[bytes, ...]]:
     storages, constants = list(program.storages), list(program.constants)
     for number, one in enumerate(program.storages):
         dtype = dtypes.get(number)
         if dtype not in kinds:
             continue
-        size = ITEM_BYTES[WIDE] // ITEM_BYTES[dtype]
+        size = form.ITEM_BYTES[WIDE] // form.ITEM_BYTES[dtype]
         storages[number] = replace(one, num_bytes=one.num_bytes * size)
-        if one.origin is Origin.CONSTANT:
+        if one.origin is form.Origin.CONSTANT:
             constants[one.index] = _wide_bytes(program.constants[one.index], dtype)
     return tuple(storages), tuple(constants)
 
@@ -166,16 +151,16 @@ def _wide_bytes(data: bytes, dtype: str) -> bytes:
     return decode(raw, kind).astype(np.float64).tobytes()
 
 
-def _check_launches(program: Program, kinds: frozenset[str]) -> None:
+def _check_launches(program: form.Program, kinds: frozenset[str]) -> None:
     """Raises Narrow where a kernel sees a tensor's elements as another type."""
     wide_elements = {TRITON[one] for one in kinds}
     for placed in places(program):
         node = placed.node
-        if not isinstance(node, Launch):
+        if not isinstance(node, form.Launch):
             continue
         kernel = program.kernels[node.kernel]
         for argument, parameter in zip(node.arguments, kernel.parameters, strict=True):
-            if not isinstance(argument, (TensorUse, Descriptor)):
+            if not isinstance(argument, (form.TensorUse, form.Descriptor)):
                 continue
             kind = signature.parse_type(parameter.type)
             element = kind.element if isinstance(kind, _ADDRESSES) else ""
@@ -196,10 +181,10 @@ LARGEST = {
 """Largest number of each type: what infinities are in `nan_to_num`, in the wide reference too."""
 
 
-def _node(node: Node, kinds: frozenset[str], tensors: tuple[Tensor, ...]) -> Node:
-    if isinstance(node, Op):
+def _node(node: form.Node, kinds: frozenset[str], tensors: tuple[form.Tensor, ...]) -> form.Node:
+    if isinstance(node, form.Op):
         arguments = node.arguments
-        if packet(node.name) == "nan_to_num" and isinstance(first := arguments[0], TensorUse):
+        if packet(node.name) == "nan_to_num" and isinstance(first := arguments[0], form.TensorUse):
             end = LARGEST.get(tensors[first.tensor].dtype)
             given = zip_longest(arguments[1:], (None, end, None if end is None else -end))
             arguments = (first, *(own if one is None else one for one, own in given))
@@ -208,7 +193,7 @@ def _node(node: Node, kinds: frozenset[str], tensors: tuple[Tensor, ...]) -> Nod
             arguments=tuple(_literal(one, kinds) for one in arguments),
             keywords={name: _literal(one, kinds) for name, one in node.keywords.items()},
         )
-    if isinstance(node, Choice):
+    if isinstance(node, form.Choice):
         alternatives = (
             replace(one, nodes=tuple(_node(inner, kinds, tensors) for inner in one.nodes))
             for one in node.alternatives
@@ -217,10 +202,10 @@ def _node(node: Node, kinds: frozenset[str], tensors: tuple[Tensor, ...]) -> Nod
     return node
 
 
-def _literal(value: Literal, kinds: frozenset[str]) -> Literal:
+def _literal(value: form.Literal, kinds: frozenset[str]) -> form.Literal:
     if isinstance(value, tuple):
         return tuple(_literal(one, kinds) for one in value)
-    if isinstance(value, NamedConstant) and value.kind == "dtype" and value.name in kinds:
+    if isinstance(value, form.NamedConstant) and value.kind == "dtype" and value.name in kinds:
         return replace(value, name=WIDE)
     return value
 
@@ -228,7 +213,7 @@ def _literal(value: Literal, kinds: frozenset[str]) -> Literal:
 # --- kernels
 
 
-def _kernel(kernel: Kernel, kinds: frozenset[str]) -> Kernel:
+def _kernel(kernel: form.Kernel, kinds: frozenset[str]) -> form.Kernel:
     elements = frozenset(MLIR[one] for one in kinds)
     try:
         text, added = _wide_text(kernel.ttir, elements, kernel.floats)
