@@ -118,7 +118,7 @@ def test_a_map_is_encoded_once_for_an_address() -> None:
     found = packed((DESCRIPTOR,), binary, x="tensordesc<fp16[64, 32]>")
     encoder: Any = Encoder()
     for address in (64, 64, 128):
-        found.encode(found.maps[0], address, encoder)
+        found.maps[0].encode(address, encoder)
     assert encoder.addresses == [64, 128]
 
 
@@ -148,12 +148,6 @@ def test_a_descriptor_that_no_map_can_have_is_refused(wrong: Descriptor) -> None
 def test_without_maps_a_descriptor_is_its_base_with_shape_and_strides() -> None:
     found = packed((DESCRIPTOR,), x="tensordesc<fp16[64, 32]>")
     assert found.sizes() == (8, 8, 8, 8, 8, 1, 8, 8)
-
-
-def test_scratch_is_for_each_instance() -> None:
-    binary = replace(BINARY, global_scratch_bytes=128)
-    one = launch(grid=(3, 5, 1))
-    assert arguments.scratch_bytes(one, binary) == 3 * 5 * 128
 
 
 @pytest.mark.parametrize(("target", "num_threads"), [("cuda:90:32", 256), ("hip:gfx942:64", 512)])

@@ -8,7 +8,7 @@ import pytest
 
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.execute.call import Call
-from forge.evalpool.judge.execute.executors import ProgramFault, ProgramRefused
+from forge.evalpool.judge.execute.executors import ProgramRefused
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
@@ -231,25 +231,6 @@ def test_random_numbers_follow_the_judges_seed(judge: Judge) -> None:
         judge.run(call_of(out, seed=seed))
         found.append(judge.block.read(SLOT, NUM))
     assert found[0] == found[2] != found[1]
-
-
-def test_a_fault_names_the_launch(judge: Judge) -> None:
-    made, out = scaled()
-    made.nodes.append(launched(made, "fault"))
-    judge.load(made, out)
-    with pytest.raises(ProgramFault, match="ILLEGAL_ADDRESS") as caught:
-        judge.run(call_of(out))
-    assert caught.value.step.what == "launch of fault"
-    assert caught.value.step.line == made.nodes[-1].line
-    assert not judge.executor.is_alive
-
-
-def test_a_kernel_without_end_names_the_launch(judge: Judge) -> None:
-    made, out = scaled()
-    made.nodes.append(launched(made, "endless"))
-    judge.load(made, out)
-    with pytest.raises(ProgramFault, match="launch of endless"):
-        judge.executor.run([call_of(out)], deadline=soon(0.05))
 
 
 def test_a_timed_call_is_flushed_last_and_runs_once(judge: Judge) -> None:

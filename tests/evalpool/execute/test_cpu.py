@@ -1,6 +1,5 @@
 """A program on a CPU: results, memory errors with their places, poison, restored storages."""
 
-import mmap
 import socket
 import threading
 import time
@@ -15,7 +14,6 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
-from forge.evalpool.judge.execute.child_cpu import Session
 from forge.evalpool.judge.execute.cpu import CpuExecutor, Poison
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
@@ -42,14 +40,6 @@ def executor(one: Program) -> CpuExecutor:
     found = CpuExecutor(one, [X.copy().view(np.uint8)], {})
     found.init()
     return found
-
-
-def test_a_launch_computes_and_its_bytes_are_counted() -> None:
-    one = executor(program(launch(256)))
-    outcome = one.forward()
-    assert np.array_equal(one.tensors.read(1).view(np.float32), X)
-    assert (outcome.num_launches, outcome.num_bytes) == (1, 2048)
-    assert outcome.faults == []
 
 
 def test_an_access_out_of_bounds_is_reported_with_element_and_line() -> None:
@@ -134,18 +124,6 @@ def test_a_value_that_differs_from_its_answer_ends_the_call() -> None:
     with pytest.raises(ExecutionFailed, match="program was made for") as caught:
         executor(replace(one, tensors=(*one.tensors[:2], scalar))).forward()
     assert caught.value.line == 9
-
-
-def test_a_session_counts_bytes_and_fills_the_slots() -> None:
-    memory = mmap.mmap(-1, 2048)
-    memory[:1024] = X.tobytes()
-    session = Session(request=REQUEST, memory=memory)
-    done = session.call({}, program=wire.dumps(program(launch(256))))
-    assert done["num_bytes"] == 2048
-    assert memory[1024:] == X.tobytes()
-    memory[:4] = np.float32(-1).tobytes()
-    session.call({"set": 0, "slots": [1]})
-    assert memory[1024:1028] == np.float32(-1).tobytes()
 
 
 def test_the_child_serves_calls_and_failures_until_the_judge_hangs_up() -> None:

@@ -157,15 +157,6 @@ def test_a_fault_names_its_step_and_ends_the_process(number: int, what: str, lin
     assert not made.is_alive
 
 
-def test_a_kernel_without_end_is_ended_and_named() -> None:
-    made, channel = executor((Kind.DONE, {}), None, progress=4)
-    load(made)
-    with pytest.raises(ProgramFault, match="launch of hot") as caught:
-        made.run([Call()], deadline=soon(0.05))
-    assert caught.value.reason == "timeout"
-    assert channel.has_ended
-
-
 @pytest.mark.parametrize(
     "body",
     [

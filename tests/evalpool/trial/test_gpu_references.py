@@ -329,7 +329,7 @@ def test_a_small_problem_is_drawn_and_compared_without_the_card(
     content = torch.frombuffer(bytearray(range(128)) * 3, dtype=torch.float32)
     assert made.host.parts[4] == content[48:52].numpy().tobytes()
     assert torch.equal(made.tensors[3], content[32:36])
-    assert not made.wanted
+    assert made.wanted is made.host.wanted
 
 
 @pytest.mark.parametrize(

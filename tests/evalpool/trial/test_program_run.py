@@ -355,14 +355,6 @@ def test_an_alternative_that_loses_must_be_right_in_the_program_that_follows_it(
         assert "not with another" in detail
 
 
-def test_alternatives_that_are_right_are_not_captured_again(bench: Bench) -> None:
-    made = Made()
-    x, out = made.input([NUM]), made.tensor([NUM])
-    node = launched(made, "scale", use(x), use(out), 2.0, NUM)
-    chosen_from(made, node, node)
-    assert tuned(bench.judgement(made, out))["k"] in ("0", "1")
-
-
 def test_time_for_tuning_is_none_of_checked_calls(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

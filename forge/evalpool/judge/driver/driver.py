@@ -186,7 +186,6 @@ class Driver:
             raise Unsupported(str(error)) from error
 
     def has(self, call: str) -> bool:
-        """True if this driver has the call."""
         symbol = NAMES[call][self._column]
         return bool(symbol) and hasattr(self._library, symbol)
 
@@ -216,8 +215,6 @@ class Driver:
         name = (text.value or b"").decode(errors="replace").removeprefix("CUDA_ERROR_")
         return name or ERROR_NAMES.get(code, "UNKNOWN")
 
-    # The current context.
-
     def require_virtual_memory(self, device: int) -> None:
         """Raises Unsupported where buffers cannot be mapped between guards."""
         self.require_calls()
@@ -243,10 +240,7 @@ class Driver:
         """Waits for a stream. Raises DriverError for a fault of a launch in it."""
         self.call("stream_synchronize", c_void_p(stream))
 
-    # Physical memory, ranges of addresses, and the mapping of one to the other.
-
     def granularity(self, device: int, *, is_shared: bool = False) -> int:
-        """Bytes of the smallest unit of physical memory."""
         properties, size = _properties(device, is_shared=is_shared), c_size_t()
         self.call("memory_granularity", byref(size), byref(properties), c_int(MINIMUM_GRANULARITY))
         return size.value
@@ -260,14 +254,12 @@ class Driver:
         return handle.value
 
     def export_memory(self, handle: int) -> int:
-        """A descriptor of memory, by which another process imports it."""
         fd = c_int(-1)
         to = (c_int(POSIX_FD), c_ulonglong(0))
         self.call("memory_export", byref(fd), c_ulonglong(handle), *to)
         return fd.value
 
     def import_memory(self, fd: int) -> int:
-        """Handle of memory that another process exported as a descriptor."""
         handle = c_ulonglong()
         self.call("memory_import", byref(handle), c_void_p(fd), c_int(POSIX_FD))
         return handle.value
@@ -297,7 +289,6 @@ class Driver:
         return self.reserve(num_bytes)
 
     def free_range(self, address: int, num_bytes: int) -> None:
-        """Frees a reserved range of addresses."""
         self.call("memory_free", c_ulonglong(address), c_size_t(num_bytes))
 
     def map(self, address: int, num_bytes: int, handle: int, *, device: int) -> None:
@@ -315,17 +306,13 @@ class Driver:
         """Does not wait for work that uses the range: synchronize before."""
         self.call("memory_unmap", c_ulonglong(address), c_size_t(num_bytes))
 
-    # Content of memory.
-
     def fill(self, address: int, num_bytes: int, value: int, *, stream: int) -> None:
         """Fills a range with a byte, asynchronously."""
-        if not num_bytes:
-            return
+        call, unit, size = "memory_fill_wide", c_uint(value * 0x0101_0101), num_bytes // 4
         if address % 4 or num_bytes % 4:
             call, unit, size = "memory_fill", ctypes.c_ubyte(value), num_bytes
-        else:
-            call, unit, size = "memory_fill_wide", c_uint(value * 0x0101_0101), num_bytes // 4
-        self.call(call, c_ulonglong(address), unit, c_size_t(size), c_void_p(stream))
+        if size:
+            self.call(call, c_ulonglong(address), unit, c_size_t(size), c_void_p(stream))
 
     def copy(self, target: int, source: int, num_bytes: int, *, stream: int) -> None:
         """Copies on the card, asynchronously."""
@@ -340,8 +327,6 @@ class Driver:
             self.call("memory_upload", c_ulonglong(address), data, c_size_t(len(data)))
             self.synchronize(DEFAULT_STREAM)
 
-    # Modules and their kernels.
-
     def load_module(self, image: bytes) -> int:
         """Handle of a module that was made of a cubin or hsaco."""
         module = c_void_p()
@@ -349,11 +334,9 @@ class Driver:
         return module.value or 0
 
     def unload_module(self, module: int) -> None:
-        """Unloads a module and its kernels."""
         self.call("module_unload", c_void_p(module))
 
     def function(self, module: int, name: str) -> int:
-        """Handle of a kernel in a module."""
         function = c_void_p()
         self.call("module_function", byref(function), c_void_p(module), name.encode())
         return function.value or 0

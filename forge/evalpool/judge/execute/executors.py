@@ -1,15 +1,13 @@
 """The judge's side of the executors of one card: those that work, and spares with their contexts.
 
-Called by the judge, in its threads. A program that loses the context or does not end costs its
-process; the next program runs on a spare while another is made. Making a context is slow, and
-siblings of one problem fault together, so there are several spares and two threads that make them.
+A program that loses the context or does not end costs its process; the next program runs on a
+spare while another is made. Siblings of one problem fault together, so there are several spares.
 No lease of the GPU is held meanwhile: times of kernels beside it keep their median and their
 quartiles (measured on an H100, 2026-11-26, 7fdc4ff8).
 
-Processes are forked by a nursery, a process that has imported torch once. Importing torch takes
-3 s, a context 0.2 s: so the nursery imports and never makes a context, and each executor is a fork
-of it that makes its own. Both end with the thread that started the nursery (death signal), so that
-thread must live on.
+Importing torch takes 3 s, a context 0.2 s: a nursery imports and never makes a context, and each
+executor is a fork of it that makes its own. Both end with the thread that started the nursery
+(death signal), so that thread must live on.
 """
 
 from __future__ import annotations
@@ -156,7 +154,6 @@ class Executor:
         return _as_many(found, calls)
 
     def nodes(self, call: Call, *, deadline: float) -> list[NodeTime]:
-        """GPU time of each node. The caller is alone on the card."""
         return self._answer(list[NodeTime], Kind.NODES, [call], deadline=deadline)
 
     def unload(self, *, deadline: float) -> None:
@@ -164,7 +161,6 @@ class Executor:
         self._ask(Kind.UNLOAD, {}, deadline=deadline)
 
     def end(self) -> None:
-        """Ends the process. Once."""
         if self.is_alive:
             self.is_alive = False
             self._channel.end()
@@ -178,12 +174,7 @@ class Executor:
             raise ExecutorGone(f"a malformed answer: {error!r}"[:300]) from error
 
     def _ask(
-        self,
-        kind: Kind,
-        body: dict[str, Any],
-        *,
-        deadline: float,
-        fds: tuple[int, ...] = (),
+        self, kind: Kind, body: dict[str, Any], *, deadline: float, fds: tuple[int, ...] = ()
     ) -> dict[str, Any]:
         if not self.is_alive:
             raise ExecutorGone("it has ended")
@@ -272,11 +263,9 @@ class Executors:
 
     @property
     def are_in_use(self) -> bool:
-        """True while a thread has an executor."""
         return self._num_taken > 0
 
     def close(self) -> None:
-        """Ends the processes and the threads that make them."""
         with self._lock:
             self._is_closed = True
         self._makers.shutdown(cancel_futures=True)
@@ -351,11 +340,9 @@ class Forked:
         self.sock, self._memory, self._pidfd = sock, memory, pidfd
 
     def progress(self) -> int:
-        """Number of the step that it runs, or ran last."""
         return PROGRESS.unpack_from(self._memory)[0]
 
     def end(self) -> None:
-        """Kills it and waits for its end. Once."""
         self.sock.close()
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -390,18 +377,17 @@ class Nursery:
         return executor
 
     def close(self) -> None:
-        """Ends the nursery, and with it the executors that it made."""
         with self._lock:
             self._end()
 
     def _end(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        sock, self._sock = self._sock, None
+        process, self._process = self._process, None
+        if sock is not None:
+            sock.close()
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def _open(self) -> None:
         self._sock, theirs = socket.socketpair()
@@ -434,7 +420,6 @@ class Nursery:
         return Forked(ours, memory, pidfd)
 
     def _receive(self, kind: Kind, timeout_s: float) -> tuple[int, ...]:
-        """Descriptors of the expected message."""
         assert self._sock is not None
         deadline, is_forked = time.monotonic() + timeout_s, kind is Kind.FORKED
         found = frames.receive(self._sock, deadline=deadline, expected=(kind,), takes_fds=is_forked)

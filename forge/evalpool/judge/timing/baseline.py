@@ -5,15 +5,11 @@ A time is the GPU time of a CUDA graph between two events, of a process that run
 alone: the executor's for a candidate, a baseline child's for the reference. A baseline is the time
 of a problem's reference on the judge's card, measured once and kept.
 
-Called by `trial.gpu`. A baseline is measured in a child that no candidate enters, by the method
-that times candidates (`baseline_child.py`); its preparation runs beside others, the timing alone.
-Children are kept between problems as oracles are (`trial.references`).
-
-Baselines are kept between judgements and runs below `$XDG_CACHE_HOME/forge/baselines/`, in a file
-each, which judges and nodes of a cluster share. The key is everything that a baseline depends on
-(problem, precision, TF32, GPU, driver, harness). With it the time of a fixed piece of work of the
-judge then is kept (the probe): where the same work takes another time now, clocks or neighbours
-have changed, and the baseline is measured again.
+A baseline is measured in a child that no candidate enters, by the method that times candidates
+(`baseline_child.py`): prepared beside others, timed alone. It is kept between judgements and runs
+in a file below `$XDG_CACHE_HOME/forge/baselines/`, under a key of all that it depends on, with the
+time of a fixed piece of work of the judge (the probe): where that takes another time now, clocks or
+neighbours have changed, and the baseline is measured again.
 """
 
 from __future__ import annotations
@@ -109,7 +105,6 @@ def speedup(candidate: Time, baseline: Time, *, min_us: float, rng: np.random.Ge
 
 
 def spread(samples: Samples) -> float:
-    """Interquartile range."""
     low, high = np.percentile(samples, (25, 75))
     return float(high - low)
 
@@ -122,9 +117,6 @@ def _medians(time: Time, rng: np.random.Generator) -> Samples:
 
 PREPARE_TIMEOUT_S = 60.0
 COMPILE_TIMEOUT_S = 300.0
-"""Maximum time for torch.compile."""
-NUM_ATTEMPTS = 2
-"""Measurements of a reference whose times are not steady; the last one counts."""
 
 
 class BaselineTimes:
@@ -135,7 +127,6 @@ class BaselineTimes:
         children: Oracles,
         *,
         device: GpuDevice,
-        store: Baselines,
         harness: str,
         shared: Callable[[], AbstractContextManager[None]],
         alone: Callable[[], AbstractContextManager[None]],
@@ -146,15 +137,16 @@ class BaselineTimes:
             shared: holds the card beside others.
             alone: holds the card alone.
         """
-        self._children, self._device, self._store = children, device, store
-        self._harness = harness
+        self._children, self._device, self._harness = children, device, harness
         self._shared, self._alone = shared, alone
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        self._folder = Path(cache).expanduser() / "forge" / "baselines"
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._measuring: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def kept(self, problem: ReferenceModule, table: JudgeTable) -> Baseline | None:
-        """The baseline of a problem if one was measured."""
-        return self._store.get(self._key(problem, table))
+        return self._read(self._key(problem, table))
 
     def measured(self, problem: ReferenceModule, table: JudgeTable) -> Baseline:
         """Measures a baseline and keeps it; threads that want the same one wait for it.
@@ -165,20 +157,32 @@ class BaselineTimes:
             ZygoteGone, WeakSandbox: no child can be had.
         """
         key = self._key(problem, table)
-        before = self._store.get(key)
+        before = self._read(key)
         with self._lock:
             measuring = self._measuring.setdefault(key, threading.Lock())
         with measuring:
-            kept = self._store.get(key)
+            kept = self._read(key)
             if kept is not None and kept != before:
                 return kept
             found = self._measure(problem, table)
-            for _ in range(NUM_ATTEMPTS - 1):
-                if found.is_steady():
-                    break
+            if not found.is_steady():  # once more; the last one counts
                 found = self._measure(problem, table)
-            self._store.put(key, found)
+            self._write(key, found)
             return found
+
+    def _read(self, key: str) -> Baseline | None:
+        """The baseline of a key; None if it was never measured, or its file is damaged."""
+        try:
+            found: Any = json.loads((self._folder / f"{key}.json").read_text())
+            return Baseline(gpu_us=tuple(found["gpu_us"]), probe_us=float(found["probe_us"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _write(self, key: str, baseline: Baseline) -> None:
+        """Keeps a baseline in a file, whole or absent, in place of an older one."""
+        spare = self._folder / f"{key}.{os.getpid()}.{threading.get_ident()}"
+        spare.write_text(json.dumps(asdict(baseline)))
+        spare.replace(self._folder / f"{key}.json")
 
     def end_idle(self) -> None:
         """Ends children that wait for a problem. Under the card's lease, but at the judge's end."""
@@ -267,7 +271,6 @@ class Baseline:
     """Times of the reference on this card."""
 
     gpu_us: tuple[float, ...]
-    """GPU time of each call."""
     probe_us: float
     """Time of the judge's piece of work then."""
 
@@ -279,38 +282,3 @@ class Baseline:
         """True if its calls took about the same time: else somebody used the card beside it."""
         samples = np.asarray(self.gpu_us)
         return spread(samples) <= MAX_SPREAD * float(np.median(samples)) + EVENT_RESOLUTION_US
-
-    def time(self) -> Time:
-        """Its time, as a candidate's."""
-        return Time.of(self.gpu_us)
-
-
-class Baselines:
-    """A folder with a file for each baseline, whole or absent."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, key: str) -> Baseline | None:
-        """The baseline of a key; None if it was never measured, or its file is damaged."""
-        try:
-            found: Any = json.loads(self._path(key).read_text())
-            return Baseline(gpu_us=tuple(found["gpu_us"]), probe_us=float(found["probe_us"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def put(self, key: str, baseline: Baseline) -> None:
-        """Keeps a baseline, in place of an older one."""
-        spare = self._folder / f"{key}.{os.getpid()}.{threading.get_ident()}"
-        spare.write_text(json.dumps(asdict(baseline)))
-        spare.replace(self._path(key))
-
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.json"
-
-
-def baselines_folder() -> Path:
-    """This user's; follows $XDG_CACHE_HOME."""
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "forge" / "baselines"

@@ -39,9 +39,9 @@ class GpuDevice:
         self.uuid = uuid
         self.memory_bytes: int = properties.total_memory
         self.target = target_of(properties)
-        """Target of captures and compilations."""
         self._peak_gbps = peak_gbps(properties)
-        self._clocks_per_us = properties.multi_processor_count * _clock_khz(properties) / 1e3
+        clock_khz = getattr(properties, "clock_rate", 0) or 0
+        self._clocks_per_us = properties.multi_processor_count * clock_khz / 1e3
         self._flops_per_clock = FLOPS_PER_CLOCK.get(self.target["arch"], {})
         self._probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
         self._factor = torch.ones(BF16_SIZE, BF16_SIZE, dtype=torch.bfloat16, device="cuda")
@@ -115,10 +115,6 @@ def peak_gbps(properties: Any) -> float:
     clock = getattr(properties, "memory_clock_rate", 0) or 0
     width = getattr(properties, "memory_bus_width", 0) or 0
     return DOUBLE_RATE * clock * 1e3 * width / 8 / 1e9
-
-
-def _clock_khz(properties: object) -> float:
-    return getattr(properties, "clock_rate", 0) or 0
 
 
 def driver() -> str:

@@ -8,6 +8,7 @@ wide, where those of `kinds` are float64; or on a card (`trial.gpu.references`).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from forge.evalpool.judge.wide.compare import (
     DOUBLE_FUNCTION,
     SAME_FUNCTION,
     Bytes,
+    Elements,
     Mask,
     Question,
     Wanted,
@@ -104,7 +106,6 @@ class InputSet:
 
     @property
     def results(self) -> tuple[int, ...]:
-        """Outputs, then changed inputs, in the problem's types."""
         return (*self.outputs, *self.changed.values())
 
 
@@ -173,7 +174,6 @@ class Draw:
         return self.io_bytes + self._bytes(self.named.values())
 
     def parameter(self, name: str, number: int) -> int:
-        """The tensor of a parameter before a call on an input set."""
         own = self.named[name]
         return self.sets[number].parameters.get(own, own)
 
@@ -189,7 +189,6 @@ class Draw:
         return words.strip()[:MAX_WORDS]
 
     def forms(self, number: int) -> list[tuple[str, tuple[int, ...]]]:
-        """Dtype and shape of each expected output of a set."""
         specs = [self.specs[index] for index in self.sets[number].outputs]
         return [(spec.dtype, spec.shape) for spec in specs]
 
@@ -201,7 +200,6 @@ class Draw:
         return own == other and answers[0] == answers[1]
 
     def has_elements(self, number: int) -> bool:
-        """True if a call on an input set has something to compute."""
         return any(math.prod(self.specs[index].shape) for index in self.sets[number].results)
 
     def is_like_first(self, number: int) -> bool:
@@ -229,7 +227,6 @@ class Draw:
 
 
 def _arguments(tree: Tree, name: str = "") -> Iterator[tuple[str, str]]:
-    """Names and values of the arguments in a tree."""
     kind, value = tree
     if kind in ("list", "tuple", "dict", "keywords"):
         is_named = kind in ("dict", "keywords")
@@ -338,7 +335,6 @@ class Builder:
         return made
 
     def _ask(self, made: InputSet, one: dict[str, Any]) -> None:
-        """Puts the results of a set under their questions."""
         same = DOUBLE_FUNCTION if self._kinds == {WIDE} else SAME_FUNCTION
         self._asked |= {index: Asked(same) for index in made.wide}
         exact = made.wide or self._indices(one.get("exact", ())) or (None,) * len(made.results)
@@ -467,7 +463,6 @@ class Layout:
         return cls(specs, starts, num_bytes)
 
     def rows(self) -> list[list[Any]]:
-        """Type, shape and first byte of each tensor, as a child gets them."""
         pairs = zip(self.specs, self.starts, strict=True)
         return [[spec.dtype, list(spec.shape), start] for spec, start in pairs]
 
@@ -501,18 +496,71 @@ class Delivered:
         return Builder(self.specs, precision=problem.precision).build(self.layout)
 
 
-@dataclass(slots=True)
-class HostDraw:
-    """A draw, and the bytes of its tensors."""
+@dataclass(slots=True, eq=False)
+class Content(ABC):
+    """The tensors of a draw, by their numbers, and the comparison with them."""
 
     draw: Draw
+    wanted: dict[int, Wanted] = field(init=False)
+    """Results, by number."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int: ...
+
+    @abstractmethod
+    def free(self) -> None: ...
+
+    @abstractmethod
+    def tensor(self, index: int, got: Any = None) -> Elements:
+        """A tensor of the draw, or what a call left in place of it."""
+
+    @abstractmethod
+    def is_same(self, got: Any, index: int) -> bool: ...
+
+    def want(self) -> None:
+        asked = self.draw.asked.items()
+        self.wanted = {index: self._wanted(index, *one) for index, one in asked}
+
+    def result(self, index: int, question: Question | None) -> Wanted:
+        """A result under a question, that of the draw by default."""
+        if question is None:
+            return self.wanted[index]
+        return self._wanted(index, question, self.draw.asked[index].exact)
+
+    def _wanted(self, index: int, question: Question, exact: int | None = None) -> Wanted:
+        other = None if exact is None else self._wanted(exact, question)
+        return Wanted(values=self.tensor(index), question=question, exact=other)
+
+    def mismatch(
+        self, got: Any, index: int, question: Question | None, *, name: str, operands: Operands
+    ) -> tuple[str, Mask | None] | None:
+        """None where a tensor is right under a question, that of the draw by default; else what
+        differs in words, and where it does."""
+        found, shape = self.tensor(index, got), self.draw.specs[index].shape
+        if found.shape != shape:
+            return f"{name} shape is {list(found.shape)}, expected {list(shape)}", None
+        wanted = self.result(index, question)
+        return compare.mismatch(wanted, found, name=name, operands=operands)
+
+    def is_unwritten(self, got: Any, index: int) -> bool:
+        """True if an output has nothing but what an unwritten one has, and the reference has
+        more."""
+        return compare.is_unwritten(self.tensor(index, got), self.tensor(index))
+
+    def values(self, index: int, *, name: str, got: Any = None) -> Values:
+        return compare.values_of(self.tensor(index, got), name=name)
+
+
+@dataclass(slots=True, eq=False)
+class HostDraw(Content):
+    """A draw, and the bytes of its tensors."""
+
     parts: Sequence[Data]
     real: Layout = field(init=False)
     """Places in their types as the problem has them."""
     wide: Layout | None = field(init=False, default=None)
     """None where the reference has no float64 results."""
-    wanted: dict[int, Wanted] = field(init=False)
-    """Results, by number."""
 
     def __post_init__(self) -> None:
         rows = self.draw.request["tensors"]
@@ -520,16 +568,9 @@ class HostDraw:
         self.real = Layout.of(specs)
         if any(one.wide for one in self.draw.sets):
             self.wide = Layout.of([widened(one, self.draw.kinds) for one in specs])
-        self.wanted = {
-            index: self._wanted(index, *asked) for index, asked in self.draw.asked.items()
-        }
+        self.want()
 
-    def _wanted(self, index: int, question: Question, exact: int | None = None) -> Wanted:
-        other = None if exact is None else self._wanted(exact, question)
-        return Wanted(values=self._tensor(index), question=question, exact=other)
-
-    def _tensor(self, index: int, got: Data | None = None) -> Bytes:
-        """A tensor of the draw, or what a call left in place of it."""
+    def tensor(self, index: int, got: Data | None = None) -> Bytes:
         return Bytes(self.draw.specs[index], self.parts[index] if got is None else got)
 
     @property
@@ -557,29 +598,11 @@ class HostDraw:
             "kinds": sorted(self.draw.kinds),
         }
 
-    def mismatch(
-        self, got: Data, index: int, question: Question | None, *, name: str, operands: Operands
-    ) -> tuple[str, Mask | None] | None:
-        """None where a tensor is right under a question, that of the draw by default; else what
-        differs in words, and where it does."""
-        wanted = self.wanted[index]
-        if question is not None:
-            wanted = self._wanted(index, question, self.draw.asked[index].exact)
-        return compare.mismatch(wanted, self._tensor(index, got), name=name, operands=operands)
-
     def is_unwritten(self, got: Data, index: int) -> bool:
-        """True if an output has nothing but what an unwritten one has, and the reference has
-        more."""
         spec = self.draw.specs[index]
         if spec.dtype not in FLOATING:
             return spec.num_bytes > 0 and is_same(got, unwritten(spec))
-        return compare.is_unwritten(self._tensor(index, got), self._tensor(index))
+        return compare.is_unwritten(self.tensor(index, got), self.tensor(index))
 
     def is_same(self, got: Data, index: int) -> bool:
         return is_same(got, self.parts[index])
-
-    def values(self, index: int, *, name: str) -> Values:
-        return compare.values_of(self._tensor(index), name=name)
-
-    def values_of(self, got: Data, index: int) -> Values:
-        return compare.values_of(self._tensor(index, got))

@@ -26,12 +26,7 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.first_call import first_call
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.trial import (
-    ALTERNATIVE_WORDS,
-    STATEFUL_WORDS,
-    Decided,
-    Finding,
-)
+from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, STATEFUL_WORDS, Decided, Finding
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, Question
 from forge.evalpool.judge.wide.patterns import are_far, plant_words, spread
 from forge.records.reason import Reason, Status
@@ -43,10 +38,9 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
     from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.trial.draws import Draw
+    from forge.evalpool.judge.trial.draws import Content, Draw
     from forge.evalpool.judge.trial.programs import Programs
-    from forge.evalpool.judge.wide.compare import Mask
-    from forge.evalpool.judge.wide.patterns import Operands, Values
+    from forge.evalpool.judge.wide.patterns import Values
 
 WIDE = "wide"
 NO_RESULTS = "no results in float64"
@@ -87,36 +81,7 @@ class Left:
     """True if it was compared before, and is right."""
 
 
-class Content(Protocol):
-    """The tensors of a draw, by their numbers, and the comparison with them."""
-
-    @property
-    def draw(self) -> Draw: ...
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    def free(self) -> None: ...
-
-    def mismatch(
-        self, got: Any, index: int, question: Question | None, *, name: str, operands: Operands
-    ) -> tuple[str, Mask | None] | None:
-        """None where a tensor is right under a question, that of the draw by default; else what
-        differs in words, and where it does."""
-        ...
-
-    def is_unwritten(self, got: Any, index: int) -> bool:
-        """True if a call has not written an output."""
-        ...
-
-    def is_same(self, got: Any, index: int) -> bool: ...
-
-    def values(self, index: int, *, name: str) -> Values: ...
-
-    def values_of(self, got: Any, index: int) -> Values: ...
-
-
-C = TypeVar("C", bound=Content)
+C = TypeVar("C", bound="Content")
 
 
 class Pair(NamedTuple):
@@ -199,9 +164,9 @@ class Results(Generic[C]):
         return any(np.unique(values.take(values.some())).size > 1 for values in every)
 
     def facts(self, left: Left) -> tuple[OutputFacts, ...]:
-        content = self.content
+        values = self.content.values
         return tuple(
-            _output_facts(name, content.values_of(got, index), content.values(index, name=name))
+            _output_facts(name, values(index, name=name, got=got), values(index, name=name))
             for got, index, name in self.pairs(left)
         )
 
@@ -219,7 +184,6 @@ class Results(Generic[C]):
         return "\n".join(filter(None, (words, plant, draw.differences(number))))
 
     def _operands(self, number: int) -> list[Values]:
-        """Inputs of a set, and parameters."""
         draw = self.content.draw
         named = {f"input {k}": index for k, index in enumerate(draw.sets[number].inputs)}
         named |= {f"parameter {name}": draw.parameter(name, number) for name in draw.named}
@@ -260,9 +224,7 @@ class Device(Protocol):
         """Sets for checked calls in the problem's types; others are kept for timed ones."""
         ...
 
-    def values(self, prefix: Program, *, number: int) -> list[Any]:
-        """The elements of a prefix's outputs on an input set, which the host reads."""
-        ...
+    def values(self, prefix: Program, *, number: int) -> list[Any]: ...
 
     def asking(self, *, is_wide: bool) -> AbstractContextManager[None]:
         """Within, calls are in float64, or in the problem's types."""
@@ -276,9 +238,7 @@ class Device(Protocol):
     def announce(self, numbers: Sequence[int]) -> None:
         """Gets the sets of the calls to come, once the first one was right."""
 
-    def call(self, number: int) -> Left:
-        """Runs the program of an input set once."""
-        ...
+    def call(self, number: int) -> Left: ...
 
     def further(self, judged: Sequence[int]) -> Iterable[int]:
         """Sets for further calls, after every set: for alternatives that have not run."""

@@ -1,14 +1,11 @@
 """The draws of each problem, asked of oracles and kept for a few candidates.
 
-Called by `trials.py`. Keeps the draws of a bounded number of problems, and has them made anew with
-fresh OS-random seeds after `draws.MAX_USES` candidates. All that comes from one judgement to the
-next is the feedback, so sharing inputs among a few candidates tells them a few expected numbers
-each, which is too much only where there are few (`Draw.is_used_up`).
-
-No problem meets changes that another one's code made to torch: an oracle draws for several problems
-only while all that it ran could leave nothing behind (`is_contained`); any other has one of its
-own, which ends with its draw, as does one whose draw failed. On a GPU, contexts are what is scarce:
-at most `num_kept` are kept; a draw that finds all of them at work waits for one.
+Keeps the draws of a bounded number of problems, and has them made anew with fresh OS-random seeds
+after `draws.MAX_USES` candidates: feedback tells each of them a few expected numbers, too many only
+where there are few (`Draw.is_used_up`). An oracle draws for several problems only while all that it
+ran could leave nothing behind in torch (`is_contained`); any other has one of its own, which ends
+with its draw, as does one whose draw failed. At most `num_kept` are kept, since contexts on a GPU
+are scarce; a draw that finds all of them at work waits for one.
 """
 
 from __future__ import annotations
@@ -39,8 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.trial.draws import Draw
-    from forge.evalpool.judge.trial.judgement import Content
+    from forge.evalpool.judge.trial.draws import Content, Draw
     from forge.records.problem import ReferenceModule
 
     Turn = Callable[[], AbstractContextManager[None]]
@@ -271,7 +267,6 @@ class References(ABC, Generic[C]):
 
 
 def _body(problem: ReferenceModule) -> dict[str, Any]:
-    """The problem in an oracle's request."""
     names = ("source", "entry_point", "precision")
     return {name: getattr(problem, name) for name in names}
 

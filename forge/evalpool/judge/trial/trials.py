@@ -21,9 +21,9 @@ from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
 from forge.evalpool.judge.trial.host_code import TRAINING_WORDS
+from forge.evalpool.judge.trial.host_parts import check_source
 from forge.evalpool.judge.trial.programs import Programs, ValuesAsked, launch_facts
 from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
-from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Candidate, Decided, Finding, Phases
 from forge.evalpool.site_packages import with_advice
 from forge.records.reason import Reason
@@ -78,11 +78,7 @@ class Trials(ABC):
     stamp: Stamp
 
     def judge(
-        self,
-        problem: ReferenceModule,
-        code: str,
-        *,
-        options: JudgeOptions = CORRECTNESS_ALONE,
+        self, problem: ReferenceModule, code: str, *, options: JudgeOptions = CORRECTNESS_ALONE
     ) -> Verdict:
         """Blocks until the verdict, at most the sum of all deadlines."""
         candidate = Candidate(
@@ -151,9 +147,12 @@ class Trials(ABC):
             detail = words.without_paths(f"{type(error).__name__}: {error}")
         return Finding(status=Status.INFRA_ERROR, reason=reason, detail=detail)
 
-    @abstractmethod
     def close(self) -> None:
         """No more is judged. Children end with their zygote."""
+        self._end_idle()
+        self.sketches.close()
+        self.captures.close()
+        self.compiler.close()
 
     def _end_idle(self) -> None:
         """Ends oracles that wait for a problem."""

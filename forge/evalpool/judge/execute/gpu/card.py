@@ -63,15 +63,12 @@ class Graph:
             self._graph.capture_end()
 
     def replay(self) -> None:
-        """Queues the recorded work again."""
         self._graph.replay()
 
     def ranges(self) -> list[tuple[int, int]]:
-        """As `Memory.ranges`."""
         return _ranges(self._graph.pool())
 
     def close(self) -> None:
-        """Frees its memory."""
         self._graph.reset()
 
 
@@ -118,19 +115,15 @@ class Card:
             done += size
 
     def event(self) -> torch.cuda.Event:
-        """An event that takes times; `elapsed_time` answers in ms."""
         return torch.cuda.Event(enable_timing=True)
 
     def memory(self) -> Memory:
-        """New memory of the card, not yet mapped."""
         return Memory()
 
     def graph(self) -> Graph:
-        """A new graph."""
         return Graph()
 
     def seed(self, seed: int) -> None:
-        """Seeds torch's generator of this card."""
         torch.cuda.default_generators[self.pool.device].manual_seed(seed)
 
     def synchronize(self) -> None:
@@ -138,7 +131,6 @@ class Card:
         self.driver.synchronize(self.stream)
 
     def loss(self) -> str:
-        """Reason why the context is lost; empty if it is sound."""
         try:
             torch.cuda.current_stream().query()
         except RuntimeError as error:
@@ -155,17 +147,14 @@ class Card:
         self._flush.zero_()
 
     def keep_busy(self, cycles: int) -> None:
-        """Queues work of so many cycles that touches no memory."""
         torch.cuda._sleep(cycles)
 
     def free(self) -> None:
-        """Frees workspaces and what torch keeps."""
         self._views.clear()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
     def _generator(self) -> torch.Generator:
-        """A generator of this card with a seed of the operating system's."""
         found = torch.Generator(self.device)
         found.manual_seed(secrets.randbits(63))
         return found

@@ -32,14 +32,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Frame, Kind, PeerGone
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind, parse_binary
 from forge.evalpool.judge.driver.driver import DriverError
-from forge.evalpool.judge.execute.call import (
-    Call,
-    ChoiceReport,
-    NodeTime,
-    RunReport,
-    TimedCall,
-    parsed,
-)
+from forge.evalpool.judge.execute.call import Call, ChoiceReport, NodeTime, RunReport, parsed
 from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.exchange import Exchange
 from forge.evalpool.judge.execute.gpu.places import BadResult, Placement, Sealed
@@ -103,20 +96,14 @@ class Session:
             for call, flags, slack in ran
         ]
 
-    def time(self, calls: Sequence[Call], *, warm_up: Call) -> list[TimedCall]:
-        """Times calls."""
-        return self._timed().calls(calls, warm_up=warm_up)
-
     def nodes(self, call: Call) -> list[NodeTime]:
-        """Times each node of a call."""
-        times = self._timed().by_node(call)
+        times = self.timed().by_node(call)
         return [
             NodeTime(what=step.what, line=step.line, us=us)
             for step, us in zip(self._loaded.forward, times, strict=True)
         ]
 
     def tune(self, call: Call) -> list[ChoiceReport]:
-        """Times the alternatives of every open choice, and fixes the winners."""
         self._place(Placement.START, is_direct=True)
         tuned = Tuner(self._loaded, self._exchange).tune(call)
         self._loaded.synchronize()
@@ -133,7 +120,7 @@ class Session:
         self._exchange.close()
         self._loaded.close()
 
-    def _timed(self) -> Timer:
+    def timed(self) -> Timer:
         self._place(Placement.START, is_direct=True)
         if self._timer is None:
             self._timer = Timer(self._loaded, self._exchange)
@@ -169,7 +156,10 @@ class Executing:
             try:
                 answer = self._do(asked)
             except (CannotRun, BadResult, torch.OutOfMemoryError) as error:
-                self._answer(Kind.REFUSED, _refusal(error))
+                known = ("operation" if isinstance(error, BadResult) else "out_of_memory"), 0
+                reason, line = (error.reason, error.line) if isinstance(error, CannotRun) else known
+                body = {"reason": reason, "message": str(error)[:2000], "line": line}
+                self._answer(Kind.REFUSED, body)
             except (Faulted, DriverError) as error:
                 has_step = isinstance(error, Faulted) and error.step is not None
                 self._answer(Kind.FAULT, {"message": str(error)[:2000], "step": has_step})
@@ -185,7 +175,10 @@ class Executing:
         if asked.kind in (Kind.LOAD, Kind.UNLOAD):
             self._unload()
             if asked.kind is Kind.LOAD:
-                self._load(asked)
+                try:
+                    self._session = Session(asked, card=self._card, progress=self._progress)
+                except DriverError as error:
+                    raise failed(error, None) from error
             return None
         if self._session is None:
             raise CannotRun("request", "no program is loaded")
@@ -194,17 +187,11 @@ class Executing:
             case Kind.RUN:
                 return self._session.run([first, *others])
             case Kind.TIME:
-                return self._session.time(others, warm_up=first)
+                return self._session.timed().calls(others, warm_up=first)
             case Kind.NODES:
                 return self._session.nodes(first)
             case _:
                 return self._session.tune(first)
-
-    def _load(self, asked: Frame) -> None:
-        try:
-            self._session = Session(asked, card=self._card, progress=self._progress)
-        except DriverError as error:
-            raise failed(error, None) from error
 
     def _unload(self) -> None:
         session, self._session = self._session, None
@@ -218,17 +205,13 @@ class Executing:
         frames.send(self._sock, kind, body, timeout_s=IDLE_S)
 
 
-def _refusal(error: CannotRun | BadResult | torch.OutOfMemoryError) -> dict[str, Any]:
-    reason = "operation" if isinstance(error, BadResult) else "out_of_memory"
-    if isinstance(error, CannotRun):
-        reason = error.reason
-    line = error.line if isinstance(error, CannotRun) else 0
-    return {"reason": reason, "message": str(error)[:2000], "line": line}
-
-
 def serve(sock_fd: int, progress_fd: int) -> None:
     """Serves the judge until it hangs up. In a fork of the nursery."""
-    drop_privileges()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    if os.geteuid() == 0:  # no capabilities for root
+        linux.drop_bounding_set()
+        linux.drop_capabilities()
     progress = Progress(mmap.mmap(progress_fd, mmap.PAGESIZE))
     os.close(progress_fd)
     with socket.socket(fileno=sock_fd) as sock:
@@ -238,12 +221,3 @@ def serve(sock_fd: int, progress_fd: int) -> None:
             os._exit(0)
         except ContextLost:
             os._exit(FAULT_STATUS)
-
-
-def drop_privileges() -> None:
-    """No core dumps, no new privileges, and no capabilities for root."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    if os.geteuid() == 0:
-        linux.drop_bounding_set()
-        linux.drop_capabilities()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.execute.gpu.run import Loaded
 
 
-class _Source(NamedTuple):
-    """Addresses of what is mapped for the moment; None where a program has no such memory."""
-
-    block: int | None
-    constants: int | None
+Source: TypeAlias = "tuple[int | None, int | None]"
+"""Addresses of block and constants while they are mapped; None where a program has no such
+memory."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,30 +83,30 @@ class Exchange:
         return tuple(storage for (storage, _), is_changed in pairs if is_changed)
 
     def close(self) -> None:
-        """Closes the blocks of the judge and of constants."""
         for one in (self.block, self._constants):
             if one is not None:
                 one.close()
         self.block = self._constants = None
 
     @contextmanager
-    def _opened(self) -> Iterator[_Source]:
+    def _opened(self) -> Iterator[Source]:
         """Maps what this program is filled from; the card is idle before it is unmapped."""
         with ExitStack() as mapped:
             block, constants = (
                 None if one is None else mapped.enter_context(one.opened(stream=self._card.stream))
                 for one in (self.block, self._constants)
             )
-            yield _Source(block, constants)
+            yield block, constants
 
-    def _copy_in(self, call: Call, source: _Source) -> None:
-        if source.constants is not None:
+    def _copy_in(self, call: Call, source: Source) -> None:
+        block, constants = source
+        if constants is not None:
             for storage, offset in self._offsets.items():
-                self._copy(storage, source.constants + offset)
-        if source.block is not None:
+                self._copy(storage, constants + offset)
+        if block is not None:
             for storage, offset in call.fills:
                 self._require(offset, self.loaded.program.storages[storage].num_bytes)
-                self._copy(storage, source.block + offset)
+                self._copy(storage, block + offset)
 
     def _copy(self, storage: int, source: int) -> None:
         buffer = self.loaded.places.buffer(storage)
@@ -125,31 +123,26 @@ class Exchange:
         self.loaded.run(Section.INIT, is_checked=is_checked)
         places.poison(Section.FORWARD, seed=call.poison)
 
-    def _copy_out(self, call: Call, source: _Source) -> torch.Tensor | None:
+    def _copy_out(self, call: Call, source: Source) -> torch.Tensor | None:
         """Copies outputs; returns a flag for each storage that is watched, true if it changed."""
-        if source.block is None:
+        block, card = source[0], self._card
+        if block is None:
             return None
         for number, offset in call.takes:
             tensor = self.loaded.places.tensor(number)
-            num_bytes = tensor.numel() * tensor.element_size()
-            self._require(offset, num_bytes)
-            if num_bytes and tensor.is_contiguous():
-                target = source.block + offset
-                self._card.driver.copy(
-                    target, tensor.data_ptr(), num_bytes, stream=self._card.stream
-                )
-            elif num_bytes:
-                slot = self._card.bytes_at(source.block + offset, num_bytes).view(tensor.dtype)
+            self._require(offset, tensor.nbytes)
+            if tensor.nbytes and tensor.is_contiguous():
+                place = block + offset, tensor.data_ptr(), tensor.nbytes
+                card.driver.copy(*place, stream=card.stream)
+            elif tensor.nbytes:
+                slot = card.bytes_at(block + offset, tensor.nbytes).view(tensor.dtype)
                 slot.view(tensor.shape).copy_(tensor)
         for storage, offset in call.copies:
             buffer = self.loaded.places.buffer(storage)
             self._require(offset, buffer.num_bytes)
-            target = source.block + offset
-            self._card.driver.copy(
-                target, buffer.address, buffer.num_bytes, stream=self._card.stream
-            )
-        watched = self._watched(call)
-        flags = [self._differs(storage, source.block + offset) for storage, offset in watched]
+            place = block + offset, buffer.address, buffer.num_bytes
+            card.driver.copy(*place, stream=card.stream)
+        flags = [self._differs(storage, block + at) for storage, at in self._watched(call)]
         return torch.stack(flags) if flags else None
 
     def _watched(self, call: Call) -> list[tuple[int, int]]:

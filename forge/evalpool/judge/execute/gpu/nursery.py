@@ -38,17 +38,12 @@ def main() -> None:
                 asked = frames.receive(
                     sock, deadline=deadline, expected=(Kind.FORK,), takes_fds=True
                 )
-                _reap()
+                with suppress(ChildProcessError):  # frees the pids of executors that have ended
+                    while os.waitpid(-1, os.WNOHANG)[0]:
+                        pass
                 _fork(sock, asked.fds)
         except PeerGone:
             os._exit(0)
-
-
-def _reap() -> None:
-    """Frees the pids of executors that have ended."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _fork(sock: socket.socket, fds: tuple[int, ...]) -> None:

@@ -1,7 +1,7 @@
 """A program's memory in the executor: buffers alone between unmapped ranges, and its tensors.
 
-Used by `run.py`. Knows addresses and views; runs nothing. An access past a buffer's mapping is a
-fault of the card, not luck. Memory comes in units of 2 MiB, so a mapping has slack:
+An access past a buffer's mapping is a fault of the card, not luck. Memory comes in units of 2 MiB,
+so a mapping has slack:
 `Placement.END` puts the buffer at its end (an access behind it faults), `Placement.START` at its
 start (an access before it faults). The slack holds a pattern, which is checked. Physical memory is
 filled before anything is mapped for a program.
@@ -60,7 +60,6 @@ class Slot:
     num_bytes: int
 
     def offset(self, placement: Placement) -> int:
-        """Offset of the buffer's first byte."""
         if placement is Placement.START:
             return self.mapping
         held = -(-self.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
@@ -140,7 +139,6 @@ class Pool:
             self.driver.release_memory(handle)
 
     def clear(self) -> None:
-        """Frees what is kept."""
         for handles in self._kept.values():
             for handle in handles:
                 self.driver.release_memory(handle)
@@ -178,11 +176,9 @@ class Arena:
 
     @property
     def mapped_bytes(self) -> int:
-        """Physical memory that is mapped."""
         return sum(slot.mapped_bytes for slot, _ in self._handles)
 
     def buffer(self, number: int, placement: Placement) -> Buffer:
-        """Address of the buffer `number` under a placement."""
         slot = self._layout.slots[number]
         return Buffer(
             address=self._base + slot.offset(placement),
@@ -261,12 +257,7 @@ class Places:
     """Storages and tensors of one loaded program."""
 
     def __init__(
-        self,
-        program: Program,
-        residency: Residency,
-        *,
-        card: Card,
-        scratch: Sequence[int] = (),
+        self, program: Program, residency: Residency, *, card: Card, scratch: Sequence[int] = ()
     ) -> None:
         """Maps a buffer for each storage and for each scratch buffer (in bytes). Raises DriverError
         where there is no room."""
@@ -289,11 +280,9 @@ class Places:
         self._bound.clear()
 
     def buffer(self, storage: int) -> Buffer:
-        """The buffer of a storage at the placement of this call."""
         return self.arena.buffer(storage, self.placement)
 
     def scratch_address(self, number: int) -> int:
-        """Address of a scratch buffer."""
         return self.buffer(self._num_storages + number).address
 
     def is_floating(self, storage: int) -> bool:
@@ -308,7 +297,6 @@ class Places:
         return result.untyped_storage().data_ptr() + start
 
     def tensor(self, number: int) -> torch.Tensor:
-        """A tensor of the program."""
         storage = self._program.tensors[number].storage
         if self.is_floating(storage):
             return self._view_of_result(number)
@@ -326,7 +314,10 @@ class Places:
         if found != claimed or result.device.type != self._card.device.type:
             raise BadResult(f"a result is {found} on {result.device}, not {claimed}")
         if not self.is_floating(tensor.storage) or tensor.storage in self._bound:
-            self._deliver(number, result)
+            target = self.tensor(number)
+            is_there = target.data_ptr() == result.data_ptr()
+            if not (is_there and _has_strides(result, target.stride())):
+                target.copy_(result)
         else:
             if not _has_strides(result, tensor.strides):
                 strided = torch.empty_strided(
@@ -334,19 +325,20 @@ class Places:
                 )
                 result = strided.copy_(result)
             start = (int(result.storage_offset()) - tensor.offset) * result.element_size()
+            has_bytes = result.untyped_storage().nbytes() - start
+            if start < 0 or has_bytes < self._program.storages[tensor.storage].num_bytes:
+                words = f"storage {tensor.storage} is larger than the result that it is made of"
+                raise BadResult(words)
             self._bound[tensor.storage] = (result, start)
-            self._require_inside(tensor.storage)
 
     def forget(self, storage: int) -> None:
         """Ends a floating storage; its memory is free for later results."""
         self._bound.pop(storage, None)
 
     def bindings(self) -> dict[int, tuple[torch.Tensor, int]]:
-        """Results that floating storages stand for at the moment."""
         return dict(self._bound)
 
     def rebind(self, bindings: dict[int, tuple[torch.Tensor, int]]) -> None:
-        """Sets the results that floating storages stand for."""
         self._bound = dict(bindings)
 
     def poison(self, section: Section, *, seed: int = 0) -> None:
@@ -363,7 +355,6 @@ class Places:
                 self._fill(buffer.address, buffer.num_bytes, POISON)
 
     def fill_slack(self, value: int) -> None:
-        """Puts the pattern into the slack of every mapping."""
         for number in range(self._num_buffers):
             for address, num_bytes in self.buffer(number).slack:
                 self._fill(address, num_bytes, value)
@@ -403,22 +394,10 @@ class Places:
         self._bound.clear()
         self.arena.close()
 
-    def _deliver(self, number: int, result: torch.Tensor) -> None:
-        target = self.tensor(number)
-        if target.data_ptr() != result.data_ptr() or not _has_strides(result, target.stride()):
-            target.copy_(result)
-
     def _binding(self, storage: int) -> tuple[torch.Tensor, int]:
         if storage not in self._bound:
             raise BadResult(f"storage {storage} is used before an operation has made it")
         return self._bound[storage]
-
-    def _require_inside(self, storage: int) -> None:
-        result, start = self._bound[storage]
-        has_bytes = result.untyped_storage().nbytes() - start
-        if start < 0 or has_bytes < self._program.storages[storage].num_bytes:
-            del self._bound[storage]
-            raise BadResult(f"storage {storage} is larger than the result that it is made of")
 
     def _view_of_result(self, number: int) -> torch.Tensor:
         tensor = self._program.tensors[number]
@@ -426,7 +405,8 @@ class Places:
         kind: torch.dtype = getattr(torch, tensor.dtype)
         if kind is not result.dtype:
             flat = torch.empty(0, dtype=torch.uint8, device=self._card.device)
-            flat.set_(result.untyped_storage(), start, (self._num_bytes(tensor.storage),), (1,))
+            num_bytes = self._program.storages[tensor.storage].num_bytes
+            flat.set_(result.untyped_storage(), start, (num_bytes,), (1,))
             return _typed(flat, kind).as_strided(tensor.shape, tensor.strides, tensor.offset)
         offset = start // result.element_size() + tensor.offset
         return result.as_strided(tensor.shape, tensor.strides, offset)
@@ -444,9 +424,6 @@ class Places:
         if tensor.offset < 0 or tensor.offset + last >= flat.numel():
             raise BadResult(f"tensor {number} is outside of its storage")
         return flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
-
-    def _num_bytes(self, storage: int) -> int:
-        return self._program.storages[storage].num_bytes
 
 
 def _typed(flat: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
@@ -472,7 +449,6 @@ class Residency:
 
 
 def find_residency(program: Program) -> Residency:
-    """Residency of a program's storages."""
     floating = _born_of_operations(program)
     outputs = {program.tensors[number].storage for number in program.outputs}
     last_use: dict[int, int] = {}
@@ -490,23 +466,18 @@ def find_residency(program: Program) -> Residency:
 def _born_of_operations(program: Program) -> set[int]:
     """Allocations of `forward` whose first use is as a result of an operation that does not take
     them as an argument. Those of a choice are not among them: its alternatives share them."""
-    seen: set[int] = set()
-    found: set[int] = set()
+    seen, found = set[int](), set[int]()
     for node in program.nodes:
         if isinstance(node, Op):
-            arguments = _arguments(node)
-            seen |= {program.tensors[tensor].storage for tensor in arguments}
+            literals = (*node.arguments, *node.keywords.values())
+            given = (tensor for literal in literals for tensor in tensors_in(literal))
+            seen |= {program.tensors[tensor].storage for tensor in given}
             results = {program.tensors[tensor].storage for tensor in node.results}
             found |= results - seen
         seen |= {program.tensors[tensor].storage for tensor in used_tensors(node)}
-    return {number for number in found if _may_float(program, number)}
-
-
-def _arguments(op: Op) -> Iterator[int]:
-    for literal in (*op.arguments, *op.keywords.values()):
-        yield from tensors_in(literal)
-
-
-def _may_float(program: Program, number: int) -> bool:
-    storage = program.storages[number]
-    return storage.origin is Origin.ALLOCATION and storage.section is Section.FORWARD
+    storages = ((number, program.storages[number]) for number in found)
+    return {
+        number
+        for number, one in storages
+        if one.origin is Origin.ALLOCATION and one.section is Section.FORWARD
+    }

@@ -11,6 +11,7 @@ are arguments of their own.
 from __future__ import annotations
 
 import ctypes
+import math
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,6 @@ class Step:
     number: int
     node: Node
     kernel: str = ""
-    """Name of the kernel of a launch."""
     function: int = 0
     packed: Packed | None = None
     config: LaunchConfig | None = None
@@ -87,16 +87,13 @@ class Step:
     """Reason why its kernel cannot be launched on this card; empty if it can."""
     alternatives: list[list[Step]] = field(default_factory=list["list[Step]"])
     chosen: int | None = None
-    """Alternative of a choice that runs."""
 
     @property
     def line(self) -> int:
-        """Line of the candidate's source; 0 if unknown."""
         return self.node.line
 
     @property
     def what(self) -> str:
-        """The step in words."""
         return what_of(self.node, kernel=self.kernel)
 
 
@@ -107,7 +104,6 @@ class Progress:
         self._memory = memory
 
     def note(self, number: int) -> None:
-        """Writes the number of the step that runs, where the judge can read it."""
         PROGRESS.pack_into(self._memory, 0, number)
 
 
@@ -136,8 +132,7 @@ class Loaded:
         self.memory = card.memory()
         try:
             self._kernels = [self._loaded(one) for one in binaries]
-            self.init = self._steps(program.init)
-            self.forward = self._steps(program.forward)
+            self.init, self.forward = map(self._steps, (program.init, program.forward))
             self._places = Places(program, self.residency, card=card, scratch=self._scratch)
         except DriverError as error:
             self.close()
@@ -149,7 +144,6 @@ class Loaded:
 
     @property
     def places(self) -> Places:
-        """The places of its storages; set once it is placed."""
         assert self._places is not None
         return self._places
 
@@ -191,7 +185,6 @@ class Loaded:
                 step.chosen = winner
 
     def steps_of(self, section: Section) -> list[Step]:
-        """The steps of a section, in order."""
         return self.init if section is Section.INIT else self.forward
 
     def begin(self, section: Section) -> None:
@@ -267,7 +260,7 @@ class Loaded:
     def _chosen(self, step: Step) -> list[Step]:
         """The steps of a choice's winner; before there is one, of the first that can run."""
         if step.chosen is None:
-            able = [n for n, steps in enumerate(step.alternatives) if can_run(steps)]
+            able = [n for n, steps in enumerate(step.alternatives) if not reason_of(steps)]
             if not able:
                 reasons = [reason_of(steps) for steps in step.alternatives]
                 words = f"no configuration fits: {'; '.join(reasons[:3])}"
@@ -290,7 +283,7 @@ class Loaded:
         for one in packed.maps:
             tensor = tensors[one.tensor]
             start = tensor.offset * ITEM_BYTES[tensor.dtype]
-            packed.encode(one, places.address(tensor.storage) + start, self.driver)
+            one.encode(places.address(tensor.storage) + start, self.driver)
         if step.scratch >= 0:
             packed.scratch.value = places.scratch_address(step.scratch)
         self.driver.launch(step.function, step.config, packed.pointers)
@@ -348,21 +341,20 @@ class Loaded:
         step.packed = pack(self.program, launch, binary)
         finish(step.packed, self.driver.parameter_sizes(step.function))
         step.config = launch_config(launch, binary, stream=self.card.stream)
-        if num_bytes := scratch_bytes(launch, binary):
+        if num_bytes := math.prod(launch.grid) * binary.global_scratch_bytes:
             step.scratch = len(self._scratch)
             self._scratch.append(num_bytes)
 
 
-def can_run(steps: Sequence[Step]) -> bool:
-    """True if every kernel of an alternative was compiled and loaded."""
-    return not reason_of(steps)
-
-
 def reason_of(steps: Sequence[Step]) -> str:
-    """First reason why an alternative cannot run; empty if it can."""
-    found: list[Step] = []
-    _collect(steps, found)
-    return next((f"{one.kernel}: {one.failure}" for one in found if one.failure), "")
+    """First reason why an alternative cannot run; empty if every kernel of it was compiled and
+    loaded."""
+    for one in steps:
+        if one.failure:
+            return f"{one.kernel}: {one.failure}"
+        if found := next(filter(None, map(reason_of, one.alternatives)), ""):
+            return found
+    return ""
 
 
 def failed(error: DriverError, step: Step | None) -> CannotRun | Faulted:
@@ -372,13 +364,6 @@ def failed(error: DriverError, step: Step | None) -> CannotRun | Faulted:
     is_resource = error.code in (1, 2, 701, 720)
     line = step.line if step else 0
     return CannotRun("out_of_resources" if is_resource else "driver", str(error), line=line)
-
-
-def _collect(steps: Sequence[Step], found: list[Step]) -> None:
-    for step in steps:
-        found.append(step)
-        for alternative in step.alternatives:
-            _collect(alternative, found)
 
 
 # --- arguments of a launch
@@ -412,28 +397,32 @@ class Mapped:
     """Holds the memory of `value`."""
     address: int = 0
 
+    def encode(self, address: int, driver: Driver) -> None:
+        """Encodes it unless it is current."""
+        if self.address != address:
+            driver.encode_map(self.spec, address=address, target=self.value)
+            self.address = address
+
 
 @dataclass(slots=True)
 class Packed:
     """Arguments of a launch in the driver's form."""
 
-    pointers: Any
+    pointers: Any = None
     """Array of `void *`, one for each parameter of the binary."""
-    values: list[Any]
+    values: list[Any] = field(default_factory=list[Any])
     """Memory that `pointers` refers to."""
-    addresses: list[Address]
-    maps: list[Mapped]
-    scratch: ctypes.c_uint64
+    addresses: list[Address] = field(default_factory=list[Address])
+    maps: list[Mapped] = field(default_factory=list[Mapped])
+    scratch: ctypes.c_uint64 = field(default_factory=ctypes.c_uint64)
 
     def sizes(self) -> tuple[int, ...]:
-        """Bytes of each parameter."""
         return tuple(ctypes.sizeof(value) for value in self.values)
 
-    def encode(self, mapped: Mapped, address: int, driver: Driver) -> None:
-        """Encodes a tensor map unless it is current."""
-        if mapped.address != address:
-            driver.encode_map(mapped.spec, address=address, target=mapped.value)
-            mapped.address = address
+    def add_address(self, program: Program, number: int) -> None:
+        tensor = program.tensors[number]
+        self.addresses.append(Address(number, tensor.offset * ITEM_BYTES[tensor.dtype]))
+        self.values.append(self.addresses[-1].value)
 
 
 def pack(program: Program, launch: Launch, binary: Binary) -> Packed:
@@ -441,13 +430,10 @@ def pack(program: Program, launch: Launch, binary: Binary) -> Packed:
     parameters = program.kernels[launch.kernel].parameters
     if len(parameters) != len(launch.arguments):
         raise BadLaunch(f"{len(launch.arguments)} arguments for {len(parameters)} parameters")
-    packed = Packed(pointers=None, values=[], addresses=[], maps=[], scratch=ctypes.c_uint64())
-    num_descriptors = 0
+    packed = Packed()
     for parameter, argument in zip(parameters, launch.arguments, strict=True):
         if isinstance(argument, Descriptor):
-            facts = _facts_of(binary, num_descriptors)
-            _add_descriptor(packed, program, argument, facts)
-            num_descriptors += 1
+            _add_descriptor(packed, program, argument, binary.tensor_maps)
         elif isinstance(argument, TensorUse) or parameter.type.startswith("*"):
             _add_pointer(packed, program, parameter, argument)
         else:
@@ -479,12 +465,6 @@ def launch_config(launch: Launch, binary: Binary, *, stream: int) -> LaunchConfi
         shared_bytes=binary.shared_bytes,
         stream=stream,
     )
-
-
-def scratch_bytes(launch: Launch, binary: Binary) -> int:
-    """Bytes of global scratch that a launch needs."""
-    x, y, z = launch.grid
-    return x * y * z * binary.global_scratch_bytes
 
 
 def scalar(parameter: Parameter, value: Any) -> Any:
@@ -529,42 +509,23 @@ def _add_pointer(
         raise BadLaunch(f"{parameter.name}: an address must be of a tensor")
     if not parameter.type.startswith("*"):
         raise BadLaunch(f"{parameter.name}: a tensor for {parameter.type}")
-    address = _address_of(program, argument.tensor)
-    packed.addresses.append(address)
-    packed.values.append(address.value)
+    packed.add_address(program, argument.tensor)
 
 
 def _add_descriptor(
-    packed: Packed, program: Program, descriptor: Descriptor, facts: MapFacts | None
+    packed: Packed, program: Program, descriptor: Descriptor, facts: Sequence[MapFacts]
 ) -> None:
-    if facts is None:
-        _add_decomposed(packed, program, descriptor)
+    """A tensor map, by its facts in the binary; for targets without such base, shape, strides and
+    padding."""
+    if not facts:
+        packed.add_address(program, descriptor.tensor)
+        sizes = (*descriptor.shape, *descriptor.strides)
+        packed.values += [ctypes.c_int64(size) for size in sizes]
+        packed.values.append(ctypes.c_int8(descriptor.padding == "nan"))
         return
+    if len(packed.maps) >= len(facts):
+        raise BadLaunch(f"the kernel has {len(facts)} descriptors")
     dtype = program.tensors[descriptor.tensor].dtype
-    value, buffer = aligned_map()
-    spec = map_spec(descriptor, dtype=dtype, facts=facts)
-    packed.maps.append(Mapped(tensor=descriptor.tensor, spec=spec, value=value, buffer=buffer))
-    packed.values.append(value)
-
-
-def _add_decomposed(packed: Packed, program: Program, descriptor: Descriptor) -> None:
-    """For targets without tensor maps: base, shape, strides and padding."""
-    address = _address_of(program, descriptor.tensor)
-    packed.addresses.append(address)
-    packed.values.append(address.value)
-    sizes = (*descriptor.shape, *descriptor.strides)
-    packed.values += [ctypes.c_int64(size) for size in sizes]
-    packed.values.append(ctypes.c_int8(descriptor.padding == "nan"))
-
-
-def _facts_of(binary: Binary, number: int) -> MapFacts | None:
-    if not binary.tensor_maps:
-        return None
-    if number >= len(binary.tensor_maps):
-        raise BadLaunch(f"the kernel has {len(binary.tensor_maps)} descriptors")
-    return binary.tensor_maps[number]
-
-
-def _address_of(program: Program, number: int) -> Address:
-    tensor = program.tensors[number]
-    return Address(tensor=number, offset_bytes=tensor.offset * ITEM_BYTES[tensor.dtype])
+    spec = map_spec(descriptor, dtype=dtype, facts=facts[len(packed.maps)])
+    packed.maps.append(Mapped(descriptor.tensor, spec, *aligned_map()))
+    packed.values.append(packed.maps[-1].value)

@@ -149,7 +149,7 @@ class Timer:
             for step, event in zip(steps, events[1:], strict=True):
                 loaded.step(step)
                 event.record()
-        self._loaded.synchronize()
+        loaded.synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in pairwise(events)]
 
 
@@ -195,13 +195,13 @@ class Tuner:
                 times[-1] = self._timed(steps, alternative.restored)
             except CannotRun as error:
                 reasons.append(str(error)[:MAX_REASON])
-        able = {number: us for number, us in enumerate(times) if us is not None}
+        able = [(us, number) for number, us in enumerate(times) if us is not None]
         if not able:
             words = f"no configuration runs: {'; '.join(reasons[:3])}"
             raise CannotRun("out_of_resources", words, line=step.line)
-        step.chosen = min(able, key=lambda number: able[number])
-        found = ChoiceReport(step=step.number, chosen=step.chosen, times_us=tuple(times))
-        self._found.append(found)
+        step.chosen = min(able)[1]
+        report = ChoiceReport(step=step.number, chosen=step.chosen, times_us=tuple(times))
+        self._found.append(report)
 
     def _timed(self, steps: Sequence[Step], restored: Sequence[int]) -> float:
         loaded, card = self._loaded, self._loaded.card

@@ -35,11 +35,7 @@ from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.gpu.program_run import Mixture, ProgramMemory, ProgramRun
 from forge.evalpool.judge.trial.judgement import Device, Narrowed
 from forge.evalpool.judge.trial.programs import NUM_AHEAD, needed_kernels
-from forge.evalpool.judge.trial.trial import (
-    ALTERNATIVE_WORDS,
-    STATEFUL_WORDS,
-    Decided,
-)
+from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, STATEFUL_WORDS, Decided
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, OnCard, Question, Wanted, agree
 from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
 from forge.records.reason import Reason, Status
@@ -424,12 +420,14 @@ class CardDevice(Device):
         return winners
 
     def _require_losers(self, found: Sequence[ChoiceReport], winners: Mapping[str, str]) -> None:
-        """Runs each alternative that ran and lost on a set of ours, for half of the time of checked
-        calls: as the host has it if that had won, where it follows its winner or may do so. Raises
-        Decided for one that is wrong."""
+        """Runs each alternative that ran and lost, on a set with plants that the program serves, or
+        on set 0, for half of the time of checked calls: as the host has it if that had won, where
+        it follows its winner or may do so. Raises Decided for one that is wrong."""
         programs, draw = self.programs, random.SystemRandom()
         captured, end = programs.first(), time.monotonic() + programs.table.correct_timeout_s / 2
-        named, ours = named_choices(captured.program), self._own_sets()
+        named = named_choices(captured.program)
+        ours = [n for n in self._quiet() if programs.draw.sets[n].is_planted]
+        ours = ([] if captured.reads_values else self._alike(ours)) or [0]
         losers = [
             (one.step, number)
             for one in found
@@ -455,11 +453,6 @@ class CardDevice(Device):
         with self._turn(self.shared), self.programs.phases.timed("tune"):
             (left,) = self._run_for(captured).calls([number], choices=[choices])
             return self.results.mismatch(left)
-
-    def _own_sets(self) -> list[int]:
-        """Sets with plants that the program of set 0 serves; set 0 where there is none."""
-        ours = [n for n in self._quiet() if self.programs.draw.sets[n].is_planted]
-        return ([] if self.programs.first().reads_values else self._alike(ours)) or [0]
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -538,9 +531,8 @@ class CardDevice(Device):
             )
         except InvalidProgram as error:
             detail = f"no program of this problem: {error}"
-            raise Decided(
-                self.programs.report(Status.REJECTED, Reason.UNSUPPORTED, detail)
-            ) from error
+            report = self.programs.report(Status.REJECTED, Reason.UNSUPPORTED, detail)
+            raise Decided(report) from error
         return ProgramRun(
             executor=self._executor,
             program=program,

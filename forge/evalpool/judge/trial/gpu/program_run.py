@@ -16,6 +16,7 @@ import secrets
 import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
@@ -23,11 +24,7 @@ import torch
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
-from forge.evalpool.judge.execute.executors import (
-    ExecutorGone,
-    ProgramFault,
-    ProgramRefused,
-)
+from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
 from forge.evalpool.judge.numbers.blocks import CHUNK
 from forge.evalpool.judge.program.format import InvalidProgram, Origin
 from forge.evalpool.judge.program.walk import returned_inputs
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.compiler.binary import Binary, Failure
     from forge.evalpool.judge.driver.gpu_memory import Block
-    from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime, TimedCall
+    from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime
     from forge.evalpool.judge.execute.executors import Executor
     from forge.evalpool.judge.numbers.protocols import Tf32
     from forge.evalpool.judge.program.format import Program
@@ -64,9 +61,7 @@ class Mixture(StrEnum):
     """Elements of an input that come from another set."""
 
     SECOND_HALF = "second half"
-    """The second half of each row."""
     FIRST_HALF = "first half"
-    """The first half of each row."""
     HALF = "half"
     """A random half of all elements."""
     FEW = "few"
@@ -98,10 +93,10 @@ class _Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """A parameter that the reference changes."""
+    """An input or a parameter that the reference changes."""
 
     tensor: int
-    """Index in the reference."""
+    """Index in the reference; of an input in its first set."""
     storage: int
     """-1 where the program does not have it."""
     slot: int
@@ -145,8 +140,8 @@ class ProgramMemory:
         outputs = [program.tensors[number] for number in program.outputs]
         self._specs = [TensorSpec(one.dtype, one.shape) for one in outputs]
         self._slots = [self._next(spec.num_bytes) for spec in self._specs]
-        self._changed = [self._changed_slot(position) for position in draw.sets[0].changed]
-        self._states = [self._state_slot(name) for name in draw.changed_parameters]
+        self._changed = [self._state(position=position) for position in draw.sets[0].changed]
+        self._states = [self._state(tensor=named[name]) for name in draw.changed_parameters]
         self.num_places = min(MAX_PLACES, max(1, budget_bytes // max(self._end, 1)))
         self.block = create(self._end * self.num_places)
         self._bytes: torch.Tensor | None = self.block.bytes()
@@ -211,11 +206,11 @@ class ProgramMemory:
             and source.tensor not in self._written
         )
         slots = (start + slot for slot in self._slots)
-        kept = [*self._changed, *((state.storage, state.slot) for state in self._states)]
+        kept = (one for one in (*self._changed, *self._states) if one.storage >= 0)
         return Call(
             fills=fills,
             takes=tuple(zip(self._program.outputs, slots, strict=True)),
-            copies=tuple((s, start + slot) for s, slot in kept if s >= 0),
+            copies=tuple((one.storage, start + one.slot) for one in kept),
             intact=intact,
             seed=seed,
         )
@@ -223,15 +218,10 @@ class ProgramMemory:
     def outputs(self, place: int) -> list[torch.Tensor]:
         """Outputs of the last call in a place, then the inputs that the reference changes, as the
         program left them. Views of the block, or of a copy where they are compared on the host."""
-        memory, first = self._left(place), self._draw.sets[0]
-        found = [
-            view(memory, spec, slot - self._first)
-            for spec, slot in zip(self._specs, self._slots, strict=True)
-        ]
-        for position, (_, slot) in zip(first.changed, self._changed, strict=True):
-            spec = self._spec(first.inputs[position])
-            found.append(view(memory, spec, slot - self._first))
-        return found
+        changed = ((self._spec(one.tensor), one.slot) for one in self._changed)
+        slots = [*zip(self._specs, self._slots, strict=True), *changed]
+        memory = self._left(place)
+        return [view(memory, spec, slot - self._first) for spec, slot in slots]
 
     def parameters(self, place: int) -> list[torch.Tensor]:
         """`Draw.changed_parameters` as the last call in a place left them; those that the
@@ -244,7 +234,6 @@ class ProgramMemory:
         ]
 
     def close(self) -> None:
-        """Frees the block, and with it what `outputs` and `parameters` gave."""
         self._bytes = None
         self.block.close()
 
@@ -268,7 +257,6 @@ class ProgramMemory:
         return self._tensors[own if source.input < 0 else one.inputs[source.input]]
 
     def _spec(self, index: int) -> TensorSpec:
-        """Type and shape of a tensor of the reference as the program has it."""
         return widened(self._draw.specs[index], self._kinds)
 
     def _next(self, num_bytes: int) -> int:
@@ -293,18 +281,13 @@ class ProgramMemory:
             raise InvalidProgram(f"storages[{number}]: {storage.num_bytes} bytes for {num_bytes}")
         return _Source(storage=number, offset=self._next(num_bytes), input=place, tensor=tensor)
 
-    def _changed_slot(self, position: int) -> tuple[int, int]:
-        """(storage of an input, -1 where the program does not have it; slot for its content)."""
-        found = [one.storage for one in self._sources if one.input == position]
-        index = self._draw.sets[0].inputs[position]
+    def _state(self, *, position: int = -1, tensor: int = -1) -> _State:
+        """A slot for an input, by its position, or for a parameter."""
+        pair = position, tensor
+        found = (one.storage for one in self._sources if (one.input, one.tensor) == pair)
+        index = self._draw.sets[0].inputs[position] if tensor < 0 else tensor
         slot = self._next(self._spec(index).num_bytes)
-        return (found[0] if found else -1), slot
-
-    def _state_slot(self, name: str) -> _State:
-        tensor = self._draw.named[name]
-        found = [one.storage for one in self._sources if one.tensor == tensor]
-        slot = self._next(self._spec(tensor).num_bytes)
-        return _State(tensor=tensor, storage=found[0] if found else -1, slot=slot)
+        return _State(tensor=index, storage=next(found, -1), slot=slot)
 
 
 T = TypeVar("T")
@@ -334,7 +317,6 @@ class ProgramRun:
     executor: Executor
     program: Program
     data: bytes
-    """The program's bytes."""
     binaries: Sequence[Binary | Failure]
     memory: ProgramMemory
     code: str
@@ -351,37 +333,27 @@ class ProgramRun:
     num_calls: int = 0
     """Checked calls so far, but those on what the one before left."""
     _last: Call | None = None
-    """The last checked call."""
 
     def load(self) -> None:
         """Raises Decided, as all below."""
-        self._ask(
-            "load",
-            self.correct_timeout_s,
-            lambda deadline: self.executor.load(
-                self.program,
-                self.data,
-                self.binaries,
-                deadline=deadline,
-                block_fd=self.memory.block.fd,
-                block_bytes=self.memory.block.num_bytes,
-                tf32=self.tf32.request,
-            ),
+        load = partial(
+            self.executor.load,
+            self.program,
+            self.data,
+            self.binaries,
+            block_fd=self.memory.block.fd,
+            block_bytes=self.memory.block.num_bytes,
+            tf32=self.tf32.request,
         )
+        self._ask("load", self.correct_timeout_s, load)
 
     def tune(self) -> list[ChoiceReport]:
         """Times every open choice. Alone on the card."""
-        call = self._loaded_call(0, number=0)
-        return self._ask(
-            "tune", self.timing_timeout_s, lambda end: self.executor.tune(call, deadline=end)
-        )
+        call = self._loaded_call(number=0)
+        return self._ask("tune", self.timing_timeout_s, partial(self.executor.tune, call))
 
     def calls(
-        self,
-        numbers: Sequence[int],
-        *,
-        kept: Collection[int] = (),
-        choices: Sequence[Choices] = (),
+        self, numbers: Sequence[int], *, kept: Collection[int] = (), choices: Sequence[Choices] = ()
     ) -> list[Left]:
         """Checked calls, each on an input set in a place of its own: at most as many as there are.
         `kept` are positions of calls on what the one before left; `choices` the alternatives of
@@ -418,12 +390,8 @@ class ProgramRun:
 
     def _ran(self, numbers: Sequence[int], calls: Sequence[Call]) -> list[Left]:
         self.synchronize()
-        reports = self._ask(
-            "correct",
-            self.correct_timeout_s,
-            lambda end: self.executor.run(calls, deadline=end),
-            deadline=self.deadline,
-        )
+        run = partial(self.executor.run, calls)
+        reports = self._ask("correct", self.correct_timeout_s, run, deadline=self.deadline)
         if any(report.written for report in reports):
             raise self._decided(Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS, OUT_OF_BOUNDS_DETAIL)
         return [
@@ -490,12 +458,14 @@ class ProgramRun:
                         filled = self._filled_batch(batch, warm_up=numbers[0])
                         self.synchronize()
                     began = time.monotonic()
-                    left_s = self.timing_timeout_s - spent_s
-                    found = self._timed_batch(*filled, deadline=began + left_s)
+                    end, limit_s = began + self.timing_timeout_s - spent_s, self.timing_timeout_s
+                    timed = partial(self.executor.time, filled[0], warm_up=filled[1])
+                    found = self._ask("time", limit_s, timed, deadline=end)
                     spent_s += time.monotonic() - began
                 with shared():
                     began = time.monotonic()
-                    check(self._left_by(batch, found))
+                    every = zip(self._timed_places, batch, found, strict=False)
+                    check([self._left(*one, is_kept=not call.changed) for *one, call in every])
                     checked_s += time.monotonic() - began
                     times_us += [call.gpu_us for call in found]
                     measured = Time.of(tuple(times_us))
@@ -508,13 +478,10 @@ class ProgramRun:
 
     def nodes(self, number: int) -> list[NodeTime]:
         """GPU time of each node on an input set. Alone on the card."""
-        call = self._loaded_call(0, number=number)
-        return self._ask(
-            "time", self.timing_timeout_s, lambda end: self.executor.nodes(call, deadline=end)
-        )
+        call = self._loaded_call(number=number)
+        return self._ask("time", self.timing_timeout_s, partial(self.executor.nodes, call))
 
     def close(self) -> None:
-        """Leaves nothing of the program on the card."""
         try:
             if self.executor.is_alive:
                 self.executor.unload(deadline=time.monotonic() + self.correct_timeout_s)
@@ -535,26 +502,8 @@ class ProgramRun:
         calls = [self._filled(*one) for one in zip(places, numbers, strict=True)]
         return calls, self._filled(0, warm_up) if places.start else calls[0]
 
-    def _timed_batch(
-        self, calls: Sequence[Call], before: Call, *, deadline: float
-    ) -> list[TimedCall]:
-        return self._ask(
-            "time",
-            self.timing_timeout_s,
-            lambda end: self.executor.time(calls, warm_up=before, deadline=end),
-            deadline=deadline,
-        )
-
-    def _left_by(self, numbers: Sequence[int], found: Sequence[TimedCall]) -> list[Left]:
-        return [
-            self._left(place, number, is_kept=not call.changed)
-            for place, number, call in zip(
-                self._timed_places[: len(numbers)], numbers, found, strict=True
-            )
-        ]
-
-    def _loaded_call(self, place: int, *, number: int) -> Call:
-        call = self._filled(place, number)
+    def _loaded_call(self, *, number: int) -> Call:
+        call = self._filled(0, number)
         self.synchronize()
         return call
 
@@ -570,21 +519,15 @@ class ProgramRun:
         return 1 + self.draw.randrange(1 << 60)
 
     def _ask(
-        self,
-        phase: str,
-        limit_s: float,
-        ask: Callable[[float], T],
-        *,
-        deadline: float | None = None,
+        self, phase: str, limit_s: float, ask: Callable[..., T], *, deadline: float | None = None
     ) -> T:
         try:
-            return ask(time.monotonic() + limit_s if deadline is None else deadline)
+            return ask(deadline=time.monotonic() + limit_s if deadline is None else deadline)
         except ProgramRefused as error:
             unknown = Status.RUNTIME_ERROR, Reason.EXCEPTION
             status, reason = REFUSALS.get(error.reason, unknown)
-            raise self._decided(
-                status, reason, at_line(self.code, error.line, str(error))
-            ) from None
+            detail = at_line(self.code, error.line, str(error))
+            raise self._decided(status, reason, detail) from None
         except ProgramFault as error:
             line = error.step.line if error.step else 0
             where = f" in {error.step.what}" if error.step else ""

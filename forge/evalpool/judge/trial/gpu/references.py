@@ -22,7 +22,7 @@ from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets, r
 from forge.evalpool.judge.driver.gpu_memory import create_block
 from forge.evalpool.judge.numbers.called import dtype_name, is_equal
 from forge.evalpool.judge.numbers.protocols import Tf32
-from forge.evalpool.judge.trial.draws import Builder, Delivered, HostDraw, parse_specs
+from forge.evalpool.judge.trial.draws import Builder, Content, Delivered, HostDraw, parse_specs
 from forge.evalpool.judge.trial.references import (
     OutOfMemory,
     ProblemTooLarge,
@@ -30,36 +30,30 @@ from forge.evalpool.judge.trial.references import (
     References,
     failed,
 )
-from forge.evalpool.judge.wide import compare
-from forge.evalpool.judge.wide.compare import OnCard, Wanted, agree
+from forge.evalpool.judge.wide.compare import OnCard, agree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forge.evalpool.judge.children.spawner import SandboxedChild
     from forge.evalpool.judge.driver.gpu_memory import Block
-    from forge.evalpool.judge.trial.draws import Draw
     from forge.evalpool.judge.trial.gpu.turns import Turn
     from forge.evalpool.judge.trial.references import Oracles
-    from forge.evalpool.judge.wide.compare import Mask, Question
-    from forge.evalpool.judge.wide.patterns import Operands, Values
+    from forge.evalpool.judge.wide.compare import Elements, Question
     from forge.records.problem import ReferenceModule
 
 
 @dataclass(slots=True, eq=False)
-class CardDraw:
+class CardDraw(Content):
     """A draw, and its tensors. All sets have tensors of the same shapes; but outputs may have other
     shapes, as of `nonzero`, and arguments that are no tensors other values."""
 
-    draw: Draw
     tensors: list[torch.Tensor]
     block: Block
     host: HostDraw | None = None
     """The same in the host's memory, where a small draw is compared: a kernel of the judge's own on
     the card takes longer to launch. A call of torch there gives Python's lock away, and many
     threads wait for it: numpy needs a tenth of the calls."""
-    wanted: dict[int, Wanted] = field(init=False)
-    """Results, by number; none of a small draw."""
 
     def __post_init__(self) -> None:
         draw = self.draw
@@ -69,12 +63,10 @@ class CardDraw:
         types = [[draw.specs[index].dtype for index in one.outputs] for one in draw.sets]
         if any(one != types[0] for one in types):
             raise LayoutError("outputs differ in their number or types from call to call")
-        asked = {} if self.host is not None else draw.asked
-        self.wanted = {index: self._wanted(index, *one) for index, one in asked.items()}
-
-    def _wanted(self, index: int, question: Question, exact: int | None = None) -> Wanted:
-        other = None if exact is None else self._wanted(exact, question)
-        return Wanted(values=OnCard(self.tensors[index]), question=question, exact=other)
+        if self.host is None:
+            self.want()
+        else:
+            self.wanted = self.host.wanted
 
     @property
     def num_bytes(self) -> int:
@@ -90,57 +82,20 @@ class CardDraw:
         if self.host is not None:
             return [self.mismatch(*one, name="", operands=tuple) is None for one in pairs]
         fit = [tuple(got.shape) == self.draw.specs[index].shape for got, index, _ in pairs]
-        asked = [(OnCard(got), self._asked(index, question)) for got, index, question in pairs]
+        asked = [(OnCard(got), self.result(index, question)) for got, index, question in pairs]
         found = iter(agree([one for one, is_fit in zip(asked, fit, strict=True) if is_fit]))
         return [is_fit and next(found) for is_fit in fit]
 
-    def _asked(self, index: int, question: Question | None) -> Wanted:
-        """A result under a question, that of the draw by default."""
-        found = self.wanted[index]
-        if question is None:
-            return found
-        return Wanted(values=found.values, question=question, exact=found.exact)
-
-    def mismatch(
-        self,
-        got: torch.Tensor,
-        index: int,
-        question: Question | None,
-        *,
-        name: str,
-        operands: Operands,
-    ) -> tuple[str, Mask | None] | None:
-        """None where a tensor is right under a question, that of the draw by default; else what
-        differs in words, and where it does."""
-        spec = self.draw.specs[index]
-        if tuple(got.shape) != spec.shape:
-            return f"{name} shape is {list(got.shape)}, expected {list(spec.shape)}", None
-        if self.host is not None:
-            data = bytes_of(got)
-            return self.host.mismatch(data, index, question, name=name, operands=operands)
-        wanted = self._asked(index, question)
-        return compare.mismatch(wanted, OnCard(got), name=name, operands=operands)
-
-    def is_unwritten(self, got: torch.Tensor, index: int) -> bool:
-        """True if a floating output is all NaN though the reference is not."""
-        if self.host is not None:
-            return self.host.is_unwritten(bytes_of(got), index)
-        return compare.is_unwritten(OnCard(got), OnCard(self.tensors[index]))
+    def tensor(self, index: int, got: torch.Tensor | None = None) -> Elements:
+        one = self.tensors[index] if got is None else got
+        if self.host is None or tuple(one.shape) != self.draw.specs[index].shape:
+            return OnCard(one)
+        return self.host.tensor(index, None if got is None else bytes_of(got))
 
     def is_same(self, got: torch.Tensor, index: int) -> bool:
         if self.host is not None:
             return self.host.is_same(bytes_of(got), index)
         return is_equal(got, self.tensors[index])
-
-    def values(self, index: int, *, name: str) -> Values:
-        if self.host is not None:
-            return self.host.values(index, name=name)
-        return compare.values_of(OnCard(self.tensors[index]), name=name)
-
-    def values_of(self, got: torch.Tensor, index: int) -> Values:
-        if self.host is not None:
-            return self.host.values_of(bytes_of(got), index)
-        return compare.values_of(OnCard(got))
 
 
 def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
@@ -194,31 +149,15 @@ class CardReferences(References[CardDraw]):
     small_bytes = SMALL_BYTES
 
     def __init__(
-        self,
-        oracles: Oracles,
-        *,
-        num_sets: int,
-        timeout_s: float,
-        is_tf32: bool,
-        is_varied: bool = True,
-        max_problems: int | None = None,
-        max_bytes: int | None = None,
-        small: Oracles | None = None,
+        self, oracles: Oracles, *, is_tf32: bool, small: Oracles | None = None, **terms: Any
     ) -> None:
         """`small` oracles, without the card's files, draw small problems. Another project's
         protocol has torch's defaults of TF32."""
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
-        super().__init__(
-            oracles,
-            num_sets=num_sets,
-            timeout_s=timeout_s,
-            max_bytes=max_bytes or int(DRAW_SHARE * self._memory_bytes),
-            max_cached_bytes=int(CACHE_SHARE * self._memory_bytes),
-            is_varied=is_varied,
-            max_problems=max_problems,
-        )
-        self._tf32 = Tf32.of(is_tf32, is_other=not is_varied)
-        self._small = small and SmallDraws(small, request=self._request, timeout_s=timeout_s)
+        terms = {"max_bytes": int(DRAW_SHARE * self._memory_bytes), **terms}
+        super().__init__(oracles, max_cached_bytes=int(CACHE_SHARE * self._memory_bytes), **terms)
+        self._tf32 = Tf32.of(is_tf32, is_other=not self._is_varied)
+        self._small = small and SmallDraws(small, self._request, self._timeout_s)
         self._large: list[CardDraw] = []
         """Large draws on the card, held or kept."""
         self._freed = threading.Condition(self._lock)
@@ -244,15 +183,16 @@ class CardReferences(References[CardDraw]):
     def _wait_for_room(self) -> None:
         """Waits until no candidate holds a large draw. The caller has no turn: a thread with a draw
         may wait to have the card alone."""
+
+        def has_no_large() -> bool:
+            """Retires the large draws that are kept; true if none of them is held."""
+            for key in [key for key, one in self._cache.items() if one in self._large]:
+                self._retire(key)
+            return not self._large
+
         with self._freed:
             self._make_room()
-            self._freed.wait_for(self._has_no_large, timeout=ROOM_TIMEOUT_S)
-
-    def _has_no_large(self) -> bool:
-        """Retires the large draws that are kept; true if none of them is held."""
-        for key in [key for key, one in self._cache.items() if one in self._large]:
-            self._retire(key)
-        return not self._large
+            self._freed.wait_for(has_no_large, timeout=ROOM_TIMEOUT_S)
 
     def _draw_large(self, problem: ReferenceModule) -> CardDraw:
         try:
@@ -280,15 +220,18 @@ class CardReferences(References[CardDraw]):
         left_s = self._timeout_s
         for is_plain in (False, True) if self._is_varied else (True,):
             began = time.monotonic()
+            terms = {"plain": is_plain, "wide": is_wide and not is_plain}
             try:
                 with self._oracles.lent(problem) as oracle:
                     began = time.monotonic()  # others may have kept it from us
-                    asked = {
-                        "memory_share": memory_share,
-                        "plain": is_plain,
-                        "wide": is_wide and not is_plain,
-                    }
-                    return self._draw_by(oracle, asked, problem, deadline=began + left_s)
+                    body = self._request(problem, device="cuda", memory_share=memory_share, **terms)
+                    try:
+                        return self._ask(oracle, body, problem, deadline=began + left_s)
+                    except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
+                        words = f"ended its oracle: {type(error).__name__}: {error}"
+                        raise failed(problem, words) from error
+                    except LayoutError as error:
+                        raise _unusable(problem, error) from error
             except NoRoom:
                 raise
             except ReferenceFailed:
@@ -297,37 +240,21 @@ class CardReferences(References[CardDraw]):
                     raise
         raise AssertionError("the last attempt raises")
 
-    def _draw_by(
-        self,
-        oracle: SandboxedChild,
-        asked: dict[str, Any],
-        problem: ReferenceModule,
-        *,
-        deadline: float,
-    ) -> CardDraw:
-        try:
-            return self._ask(oracle, asked, problem, deadline=deadline)
-        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
-            raise failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
-        except LayoutError as error:
-            raise _unusable(problem, error) from error
-
     def _ask(
         self,
         oracle: SandboxedChild,
-        asked: dict[str, Any],
+        body: dict[str, Any],
         problem: ReferenceModule,
         *,
         deadline: float,
     ) -> CardDraw:
-        body = self._request(problem, device="cuda", **asked)
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
             kind, message = answer.body.get("type"), answer.body.get("message")
             error = failed(problem, f"fails: {kind}: {message}")
             raise NoRoom(str(error)) if kind == "OutOfMemoryError" else error
-        if answer.body.get("is_short") is True and asked["memory_share"] < LARGE_SHARE:
+        if answer.body.get("is_short") is True and body["memory_share"] < LARGE_SHARE:
             raise NoRoom("something that it may do without had no room")
         specs = parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
@@ -365,6 +292,7 @@ def _unusable(problem: ReferenceModule, error: LayoutError) -> ReferenceFailed:
     return failed(problem, f"cannot be used: {type(error).__name__}: {error}")
 
 
+@dataclass(slots=True)
 class SmallDraws:
     """Draws of small problems, made on the CPU for a card: as many at once as there are cores. Safe
     to call from several threads.
@@ -377,16 +305,14 @@ class SmallDraws:
     card, or anything fails.
     """
 
-    def __init__(
-        self, oracles: Oracles, *, request: Callable[..., dict[str, Any]], timeout_s: float
-    ) -> None:
-        """`oracles` without the card's files; `request` makes their body for a problem."""
-        self._oracles = oracles
-        self._request = request
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._others: dict[int, int] = {}
-        """Bytes that problems need which are drawn on the card, by hash of their sources."""
+    oracles: Oracles
+    """Without the card's files."""
+    request: Callable[..., dict[str, Any]]
+    """Makes their body for a problem."""
+    timeout_s: float
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _others: dict[int, int] = field(default_factory=dict[int, int])
+    """Bytes that problems need which are drawn on the card, by hash of their sources."""
 
     def draw(self, problem: ReferenceModule) -> Delivered | int:
         """A draw of a small problem; for another one the bytes that it needs, 0 if unknown.
@@ -396,12 +322,12 @@ class SmallDraws:
             return self._others.get(key, 0)
         needed = 0
         try:
-            with self._oracles.lent(problem) as oracle:
+            with self.oracles.lent(problem) as oracle:
                 found = self._ask(oracle, problem)
                 if isinstance(found, Delivered):
                     return found
         except _Other as other:
-            needed = other.needed_bytes
+            needed = other.args[0]
         except (
             *(frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OutOfMemory),
             *(LayoutError, KeyError, TypeError, ValueError, IndexError),
@@ -414,12 +340,11 @@ class SmallDraws:
         return needed
 
     def _ask(self, oracle: SandboxedChild, problem: ReferenceModule) -> Delivered | None:
-        body = self._request(problem, device="cpu", plain=False, wide=True)
+        body = self.request(problem, device="cpu", plain=False, wide=True)
         body |= {"max_bytes": ROOM_BYTES, "small": [MAX_DRAWN_BYTES, MAX_DRAWN_WORK]}
         with returned_memory(ROOM_BYTES) as fd:
             frames.send(oracle.sock, Kind.PROBLEM, body, fds=(fd,))
-            deadline = time.monotonic() + self._timeout_s
-            expected = (Kind.LAYOUT, Kind.FAILED)
+            deadline, expected = time.monotonic() + self.timeout_s, (Kind.LAYOUT, Kind.FAILED)
             answer = frames.receive(oracle.sock, deadline=deadline, expected=expected)
             if answer.kind is Kind.FAILED:
                 is_large = answer.body.get("type") == "NotSmall"
@@ -430,8 +355,4 @@ class SmallDraws:
 
 
 class _Other(Exception):
-    """The oracle has not drawn: it ends."""
-
-    def __init__(self, needed_bytes: int) -> None:
-        super().__init__(needed_bytes)
-        self.needed_bytes = needed_bytes
+    """The oracle has not drawn, and ends: the problem needs so many bytes, 0 if unknown."""

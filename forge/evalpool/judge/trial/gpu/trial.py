@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -40,10 +41,8 @@ from forge.evalpool.judge.execute.executors import Executor, ExecutorGone, Execu
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.timing.baseline import (
     Baseline,
-    Baselines,
     BaselineTimes,
     Time,
-    baselines_folder,
     speedup,
 )
 from forge.evalpool.judge.timing.device import GpuDevice
@@ -62,6 +61,7 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import KernelTime, Profile, Timing
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 NUM_UNSEEN = 1
 """Input sets beside those of a CPU's judge: one is kept from checked calls in the problem's types.
@@ -102,18 +102,12 @@ def open_gpu_trials(
     turns = GpuTurns(lease)
     turn = partial(turns.shared, timeout_s=LEASE_TIMEOUT_S)
     captures = Captures(
-        spawner,
-        table=table,
-        target=device.target,
-        kept=KeptChildren(spawner, role=PLAIN_ROLE),
+        spawner, table=table, target=device.target, kept=KeptChildren(spawner, role=PLAIN_ROLE)
     )
     return GpuTrials(
         table=table,
         spawner=spawner,
-        references=draws(
-            num_sets=table.num_inputs + NUM_UNSEEN,
-            small=small,
-        ),
+        references=draws(num_sets=table.num_inputs + NUM_UNSEEN, small=small),
         given=draws(num_sets=NUM_TRIALS + NUM_TIMED_SETS, is_varied=False),
         shown=draws(num_sets=1, is_varied=False, max_problems=0, max_bytes=MAX_SHOWN_BYTES),
         sketches=Sketches(small, max_bytes=int(DRAW_SHARE * device.memory_bytes)),
@@ -132,7 +126,6 @@ def open_gpu_trials(
         baselines=BaselineTimes(
             Oracles(card_spawner, num_kept=NUM_BASELINES, role="baseline"),
             device=device,
-            store=Baselines(baselines_folder()),
             harness=stamp.harness,
             shared=turn,
             alone=partial(turns.alone, timeout_s=LEASE_TIMEOUT_S),
@@ -154,31 +147,27 @@ class GpuTrials(Trials):
     def close(self) -> None:
         self.executors.close()
         self.nursery.close()
-        self._end_idle()
-        self.sketches.close()
-        self.captures.close()
-        self.compiler.close()
+        super().close()
 
     def _run(self, candidate: Candidate) -> Finding:
         try:
             return super()._run(candidate)
         except Stalled as error:
-            return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_BUSY, detail=str(error))
+            reason, detail = Reason.GPU_BUSY, str(error)
         except ExecutorGone as error:
-            detail = str(error)
-            return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_UNAVAILABLE, detail=detail)
+            reason, detail = Reason.GPU_UNAVAILABLE, str(error)
         except (DriverError, RuntimeError) as error:
-            if _is_out_of_memory(error):  # judged once more
-                detail = str(error)
-                return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_MEMORY, detail=detail)
-            marks = (mark in str(error) for mark in FAULT_MARKS)
-            if not (isinstance(error, DriverError) or any(marks)):
-                raise
-            # Our own context: no call in it will work again. The pool starts another judge.
-            logger.error("the card failed the judge: %s", error)
-            os.kill(os.getpid(), signal.SIGTERM)
-            detail = str(error).split("\n")[0]
-            return Finding(status=Status.INFRA_ERROR, reason=Reason.GPU_LOST, detail=detail)
+            reason, detail = Reason.GPU_MEMORY, str(error)  # judged once more
+            is_full = isinstance(error, DriverError) and error.code == NO_ROOM
+            if not (is_full or isinstance(error, torch.OutOfMemoryError)):
+                marks = (mark in str(error) for mark in FAULT_MARKS)
+                if not (isinstance(error, DriverError) or any(marks)):
+                    raise
+                # Our own context: no call in it will work again. The pool starts another judge.
+                logger.error("the card failed the judge: %s", error)
+                os.kill(os.getpid(), signal.SIGTERM)
+                reason, detail = Reason.GPU_LOST, str(error).split("\n")[0]
+        return Finding(status=Status.INFRA_ERROR, reason=reason, detail=detail)
 
     def _judged(
         self, candidate: Candidate, kept: CardDraw, programs: Callable[[], Programs]
@@ -187,14 +176,15 @@ class GpuTrials(Trials):
         num_bytes = draw.num_bytes * (2 if draw.kinds else 1)  # in float64
         is_large = num_bytes > LARGE_SHARE * self.device.memory_bytes
         is_doubtful = partial(self._is_doubtful, is_alone=is_large)
-        shared, cleared = (partial(one, phases) for one in (self._shared, self._cleared))
         judged = partial(self._judged_on, kept, candidate)
+        shared = partial(_waited, self._to_draw, phases)
         try:
             return judged(programs(), shared=shared, is_alone=is_large, is_doubtful=is_doubtful)
         except Decided as decided:
             if not is_doubtful(decided.finding):
                 raise
-        return judged(programs(), shared=cleared, is_alone=True, is_doubtful=lambda _: False)
+        shared = partial(self._cleared, phases)
+        return judged(programs(), shared=shared, is_alone=True, is_doubtful=lambda _: False)
 
     def _is_doubtful(self, finding: Finding, *, is_alone: bool) -> bool:
         """True for a failure that is maybe the fault of others on the card."""
@@ -220,7 +210,7 @@ class GpuTrials(Trials):
             is_doubtful=is_doubtful,
             taken=partial(self._taken, candidate.phases, is_alone=is_alone),
             shared=shared,
-            alone=partial(self._alone, candidate.phases),
+            alone=partial(_waited, self._alone, candidate.phases),
         )
         judgement = Judgement(programs=programs, device=device)
         try:
@@ -260,11 +250,9 @@ class GpuTrials(Trials):
         return self.table.timing and options.timing and not options.outputs
 
     def _timing(self, judgement: Judgement[CardDevice], time: Time, baseline: Baseline) -> Timing:
-        draw = judgement.programs.draw
-        kept = baseline.time()
+        draw, kept = judgement.programs.draw, Time.of(baseline.gpu_us)
         found = speedup(time, kept, min_us=self.table.min_us, rng=np.random.default_rng())
-        num_bytes = draw.io_bytes
-        flops = draw.flops
+        num_bytes, flops = draw.io_bytes, draw.flops
         return Timing(
             speedup=found.ratio,
             speedup_low=found.low,
@@ -286,25 +274,20 @@ class GpuTrials(Trials):
     @contextmanager
     def _taken(self, phases: Phases, *, is_alone: bool) -> Generator[Executor]:
         timeout_s = executor_timeout_s(self.table)
-        with ExitStack() as held:
-            with phases.timed("wait"):
-                taken = self.executors.taken(timeout_s=timeout_s, is_alone=is_alone)
-                executor = held.enter_context(taken)
+        taken = partial(self.executors.taken, timeout_s=timeout_s, is_alone=is_alone)
+        with _waited(taken, phases) as executor:
             yield executor
-
-    def _shared(self, phases: Phases) -> AbstractContextManager[None]:
-        return _waited(self.turns.shared(timeout_s=LEASE_TIMEOUT_S), phases)
 
     def _to_draw(self) -> AbstractContextManager[None]:
         return self.turns.shared(timeout_s=LEASE_TIMEOUT_S)
 
-    def _alone(self, phases: Phases) -> AbstractContextManager[None]:
-        return _waited(self.turns.alone(timeout_s=LEASE_TIMEOUT_S), phases)
+    def _alone(self) -> AbstractContextManager[None]:
+        return self.turns.alone(timeout_s=LEASE_TIMEOUT_S)
 
     @contextmanager
     def _cleared(self, phases: Phases) -> Generator[None]:
         """A turn alone on a card where no oracle waits."""
-        with self._alone(phases):
+        with _waited(self._alone, phases):
             self._end_idle()
             yield
 
@@ -330,19 +313,12 @@ def _profile(time: Time, baseline: Baseline, nodes: Sequence[NodeTime]) -> Profi
 
 
 LAUNCH = "launch of "
-"""Beginning of a launch's name among the nodes."""
-
-
-def _is_out_of_memory(error: DriverError | RuntimeError) -> bool:
-    if isinstance(error, DriverError):
-        return error.code == NO_ROOM
-    return isinstance(error, torch.OutOfMemoryError)
 
 
 @contextmanager
-def _waited(lease: AbstractContextManager[None], phases: Phases) -> Generator[None]:
-    """Holds a lease, whose wait is a phase of its own."""
+def _waited(take: Callable[[], AbstractContextManager[T]], phases: Phases) -> Generator[T]:
+    """Holds what it waits for; the wait is a phase of its own."""
     with ExitStack() as held:
         with phases.timed("wait"):
-            held.enter_context(lease)
-        yield
+            taken = held.enter_context(take())
+        yield taken

@@ -62,7 +62,9 @@ class GpuTurns:
         try:
             yield
         finally:
-            self._leave()
+            with self._changed:
+                self._num_inside -= 1
+                self._tidy()
 
     def _enter(self, *, is_alone: bool, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -118,11 +120,6 @@ class GpuTurns:
     def _is_enough(self) -> bool:
         """True if threads that wait to share the GPU go before those that need it alone."""
         return self._num_turns >= MAX_TURNS and self._num_waiting[False] > 0
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._num_inside -= 1
-            self._tidy()
 
     def _tidy(self) -> None:
         """Gives up a hold that no thread uses or waits for, and wakes those that wait."""
