@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec
-from forge.evalpool.judge.trial.cpu_device import CpuMemory
+from forge.evalpool.judge.trial.cpu_trial import CpuMemory
 from forge.evalpool.judge.trial.draws import Builder, HostDraw
 from forge.evalpool.judge.trial.judgement import Left, Results
 

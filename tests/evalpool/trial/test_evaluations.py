@@ -15,8 +15,8 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children import kept as kept_children
 from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
-from forge.evalpool.judge.trial import cpu_device
-from forge.evalpool.judge.trial.cpu_device import CpuMemory, EvaluatorRunner
+from forge.evalpool.judge.trial import cpu_trial
+from forge.evalpool.judge.trial.cpu_trial import CpuMemory, EvaluatorRunner
 from forge.records.verdict import Status
 from tests.evalpool.benches import HEAD, RELU_KERNEL, TABLE, Bench
 
@@ -132,7 +132,7 @@ def test_a_child_that_was_silent_serves_nobody_else(served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("module", "bound", "value", "count"),
-    [(kept_children, "MAX_SERVED", 2, 4), (cpu_device, "MAX_KEPT_BYTES", 1000, 2)],
+    [(kept_children, "MAX_SERVED", 2, 4), (cpu_trial, "MAX_KEPT_BYTES", 1000, 2)],
 )
 def test_a_child_serves_a_bounded_number_of_candidates_and_keeps_bounded_memory(
     served: Served,

@@ -7,12 +7,10 @@
 Forked by the zygote as the role `evaluator`. The code here is the judge's, the program is not: a
 program that finds an error in it gains a process without network, files or expected outputs.
 
-One candidate after the other. Promise: DONE after RELEASE says that nothing of a candidate is left
-but plans of kernels, which depend on their text alone: Python refuses to unmap memory that any
-array still refers to, and the child ends where it does. What only refers to itself is collected
-behind a few candidates; nothing can reach it. Freed memory keeps its bytes: an allocation
-of a program is poisoned before anything can read it, and the judge keeps no child that ran torch's
-computations (`trial/cpu_device.py`).
+Promise: DONE after RELEASE says that nothing of a candidate is left but plans of kernels, which
+depend on their text alone: Python refuses to unmap memory that any array still refers to, and the
+child ends where it does. Freed memory keeps its bytes: an allocation of a program is poisoned
+before anything can read it, and the judge keeps no child that ran torch's computations.
 
 Body of CANDIDATE: `Reference.request` (`num_bytes`, `tensors`, `state`, `init`, `sets`, `slots`),
 `wide_tensors` and `kinds` where the draw has a wide layout, and optionally `has_tf32`, and what a
@@ -147,7 +145,6 @@ class Session:
     _noted: Noted = field(default_factory=dict[Any, Any])
     """Sides of decisions that its kernels took so far."""
     _is_wide: bool = False
-    """True if the last call was wide."""
     _executors: dict[tuple[int, ...], CpuExecutor] = field(
         default_factory=dict[tuple[int, ...], CpuExecutor]
     )
@@ -209,7 +206,6 @@ class Session:
         return CpuExecutor(program, inputs, parameters, has_tf32=has_tf32, noted=self._noted)
 
     def _bytes(self, place: int, layout: Layout) -> NDArray[np.uint8]:
-        """The bytes of a tensor of the memory."""
         dtype, shape, offset = layout[place]
         count = math.prod(shape) * ITEM_BYTES[dtype]
         return np.frombuffer(self.memory, np.uint8, count=count, offset=offset)
@@ -224,7 +220,6 @@ class Session:
 
 
 def _tensors(tree: Any) -> list[int]:
-    """Numbers of the tensors in a tree of arguments, in order."""
     found: list[int] = []
     mapped(tree, found.append)
     return found
