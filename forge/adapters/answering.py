@@ -24,7 +24,7 @@ from forge.data.answers import Extraction
 from forge.data.prompts.prompt_set import PromptSet, make_prompts
 from forge.errors import Stalled
 from forge.evalpool.judge.channel.words import clean
-from forge.evalpool.judge.trial.source import check_source
+from forge.evalpool.judge.trial.host_parts import check_source
 from forge.evalpool.pool import Pool, open_private_pool
 from forge.process.ask import LOOP_BYTES
 from forge.process.child import thread_for_children

@@ -57,7 +57,6 @@ class Link:
 
     client: httpx.AsyncClient
     health: dict[str, Any]
-    """The judge's answer to /health."""
     ended: Callable[[], Awaitable[str]]
     """Waits until the judge has ended; returns the reason."""
     host: str = ""

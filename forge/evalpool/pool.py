@@ -9,16 +9,13 @@
 
 Promises: a dead judge is always restarted; a kernel is never blamed for a judge; at most
 `MAX_QUEUED` requests are queued and further callers wait; identical candidates are judged once for
-correctness while the cache holds the verdict; a time is never shared between requests.
-
-A candidate whose process got a SIGKILL, and not from the judge, may have been killed by an operator
-or by the kernel for memory: an infra error, which is judged again. If that happens twice, the
-candidate caused it (`runtime_error: killed`), so that no candidate gains by ending itself.
+correctness while the cache holds the verdict; a time is never shared between requests; a candidate
+whose process got a SIGKILL that is not the judge's is judged again, and has caused it if that
+happens twice (`runtime_error: killed`): none gains by ending itself.
 
 A caller that is cancelled while it waits leaves the queue. Of a served pool (`finishes_started`),
-what a judge has begun goes on and its verdict is cached: the judge cannot be stopped in the middle,
-its seat would be given away while it is busy, and clients that hang up ask again. A run's own pool
-stops at once, so that a run ends quickly.
+what a judge has begun goes on and its verdict is cached, since it cannot be stopped and clients
+that hang up ask again; a run's own pool stops at once.
 """
 
 from __future__ import annotations
@@ -77,7 +74,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 MAX_DETAIL = 500
-"""Maximum length of the detail of a verdict that no judge gave."""
 SLACK_S = 60.0
 """Added to the deadlines of all phases, for forks, frames and the wait for the card."""
 MAX_REMEMBERED = 2048
@@ -152,9 +148,7 @@ class PoolStats:
     """Counters for displays and idle shares."""
 
     num_judged: int
-    """Verdicts of judges."""
     num_cached: int
-    """Verdicts from the cache."""
     num_infra: int
     """Infra faults, retried ones included."""
     num_quarantined: int
@@ -257,7 +251,6 @@ class Pool:
 
     @property
     def is_timed(self) -> bool:
-        """True if some judge may time candidates."""
         return self._table.timing and any(seat.is_timed for seat in self.seating.seats)
 
     @property
@@ -288,7 +281,6 @@ class Pool:
         return await self._examined(problem, lists_sets=True)
 
     def stats(self) -> PoolStats:
-        """Current counters."""
         seats = self.seating.seats
         return PoolStats(
             num_judged=self._num_judged,
@@ -340,8 +332,6 @@ class Pool:
         return verdict, seat
 
     async def _examined(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
-        """The examination of a judge."""
-
         def ask(seat: Seat) -> Awaitable[Examination]:
             timeout_s = self._timeout_s(seat)
             return ask_examination(
@@ -397,7 +387,6 @@ class Pool:
 
 
 def infra_error(reason: Reason, detail: str) -> Verdict:
-    """The verdict where no judge gave one."""
     return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:MAX_DETAIL])
 
 

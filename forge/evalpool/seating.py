@@ -5,12 +5,9 @@
      └──two infra faults in a row──▶ quarantined ──started again after its back-off──▶ up
 
 A judge that was quarantined is so again at its next infra fault, unless it has judged a candidate
-before. A candidate's fault on a card costs its own process and says nothing about the judge.
-
-A request goes to the judge with the smallest share of its capacity in use. A reference is drawn and
-captured once in each judge that is given its problem, which takes as long as the judgement of a
-candidate. So a judge that becomes free takes the first waiting request whose problem it has, or no
-judge has, before one whose problem another judge has.
+before. A request goes to the judge with the smallest share of its capacity in use; a judge that
+becomes free takes the first waiting request whose problem it has, or no judge has: to draw and
+capture a reference takes as long as to judge a candidate.
 
 Promises: a seat never has more requests than `capacity`; no judge is idle while a request may go
 there; waiters are served in order, but for those whose problems are elsewhere, which are overtaken
@@ -71,7 +68,6 @@ class Seat:
     host: str = ""
     """Machine of the judge, if it is a node's."""
     capacity: int = 1
-    """Maximum number of concurrent requests."""
     is_remote: bool = False
     """True for a pool behind a URL."""
     client: httpx.AsyncClient | None = None
@@ -85,7 +81,6 @@ class Seat:
     num_faults: int = 0
     """Infra faults in a row."""
     why: str = ""
-    """The latest fault."""
     is_lost: bool = False
     """True if it broke a connection or did not answer: its keeper replaces it."""
     news: anyio.Event = field(default_factory=anyio.Event)
@@ -136,7 +131,6 @@ class Seating:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a seat."""
         return len(self._waiters)
 
     @property
@@ -167,7 +161,6 @@ class Seating:
         return waiter.seat
 
     def give_back(self, seat: Seat) -> None:
-        """A seat's request has ended."""
         seat.num_running -= 1
         self._assign()
 
@@ -188,14 +181,12 @@ class Seating:
         self.judge_closed(seat)
 
     def judge_opened(self, seat: Seat, client: httpx.AsyncClient) -> None:
-        """A judge answers at a seat."""
         seat.client, seat.is_lost = client, False
         seat.num_faults = min(seat.num_faults, STRIKES - 1)
         seat.problems.clear()
         self._set(seat, State.UP)
 
     def judge_closed(self, seat: Seat) -> None:
-        """A seat has no judge any more."""
         seat.client = None
         if seat.state is not State.QUARANTINED:
             self._set(seat, State.DOWN)

@@ -135,14 +135,12 @@ class PoolApp:
     """The routes of a served pool, behind a door."""
 
     def __init__(self, pool: Pool, *, max_in_flight: int | None = None, **door: Any) -> None:
-        """Serve `pool`. `door`: token and `is_local` of `Door`."""
         self._pool = pool
         self._door = door
         self._max_in_flight = max_in_flight or max(LEAST_IN_FLIGHT, WAITING_PER_JUDGE * self._room)
         self._num_in_flight = 0
 
     def routes(self, more: Sequence[BaseRoute] = ()) -> Starlette:
-        """The ASGI application, with further routes."""
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
         from starlette.middleware import Middleware
@@ -199,7 +197,6 @@ class PoolApp:
         return to_json_response({**facts, "status": status}, status=200 if facts["ok"] else 500)
 
     def health(self) -> dict[str, Any]:
-        """State of the server and its judges."""
         seats, stats = self._pool.seating.seats, asdict(self._pool.stats())
         queue, busy_s = stats.pop("queue_length"), stats.pop("busy_s")
         judges = [

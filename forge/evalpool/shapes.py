@@ -1,15 +1,11 @@
 # pyright: strict
 """The shapes of a problem: lists them, and folds their results into one verdict or examination.
 
-Shapes are those of module constants, and the sets of `get_input_sets()`: only running a file shows
-how many sets it returns, so a judge's sandboxed child lists them, once for each problem. A
-candidate is judged on each, up to the first on which it is not correct.
-
-    speedup = (s_1 · … · s_k)^(1/k)    s_i: speed-up at shape i
-
-All times and rates of the fold are geometric means, so baseline_us / candidate_us is the speed-up.
-The mean of the lower ends is at most the lower end of the mean's own interval: it is the cautious
-choice for rewards. Fast small shapes cannot hide one slow shape, nor one large shape the others.
+Shapes are those of module constants, and the sets of `get_input_sets()`, which a judge's sandboxed
+child lists once for each problem. A candidate is judged on each, up to the first on which it is not
+correct. All times, rates and speed-ups of the fold are geometric means, so baseline_us /
+candidate_us is the speed-up; the mean of the lower ends is at most the lower end of the mean's own
+interval, the cautious choice for rewards.
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ from forge.records.reason import Status
 from forge.records.verdict import OtherVerdict, ShapeVerdict, Timing, Verdict
 
 MAX_LISTED = 1024
-"""Number of sources whose sets are remembered."""
 PASSING = frozenset({Flag.CRASH, Flag.SLOW, Flag.OUT_OF_MEMORY})
 """Flags that a busy or broken machine may have caused: another listing may succeed."""
 

@@ -66,7 +66,6 @@ class JudgeRequest(NamedTuple):
 
 
 def problem_to_json(problem: ReferenceModule) -> dict[str, str]:
-    """The fields of a problem that a judge needs."""
     return {name: getattr(problem, name) for name in PROBLEM_FIELDS}
 
 
@@ -195,7 +194,6 @@ class JudgeBody(Body):
     options: OptionsBody = OptionsBody()
 
     def request(self) -> JudgeRequest:
-        """The candidate. Raises Refused."""
         options = JudgeOptions(**self.options.model_dump())
         return JudgeRequest(self.problem.module(), self.code, options)
 
@@ -205,7 +203,6 @@ class ExamineBody(Body):
 
     problem: ProblemBody
     lists_sets: bool = False
-    """Only the names of its input sets are wanted."""
 
 
 class HarvestWork(Body):

@@ -12,8 +12,8 @@ from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import Program
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.trial import programs
+from forge.evalpool.judge.trial.host_parts import check_source
 from forge.evalpool.judge.trial.programs import MAX_KEPT_CHARACTERS, MAX_KERNELS
-from forge.evalpool.judge.trial.source import check_source
 from forge.evalpool.judge.trial.trial import Candidate, Decided
 from forge.records.reason import Reason
 from tests.evalpool.benches import TABLE, make_problem

@@ -57,13 +57,11 @@ class Kind(IntEnum):
     PROGRESS = 14
     """Oracle to judge: its draw goes on; processor time of the reference until now."""
     EXAMINE = 20
-    """Judge to examiner: a problem."""
     FOUND = 21
     """Examiner to judge: the findings of one step."""
     ASK = 30
     """Capture child to judge: a question with the program until now (`capture/exchange.py`)."""
     ANSWER = 31
-    """Judge to capture child: the answer."""
     RELEASE = 32
     """Judge to evaluator: give up everything of the candidate."""
     FORK = 40
@@ -73,13 +71,9 @@ class Kind(IntEnum):
     LOAD = 42
     """Judge to executor, as those below: a program and its images in memory, and the block."""
     RUN = 43
-    """Calls that are not timed."""
     TIME = 44
-    """Timed calls."""
     NODES = 45
-    """Time each node."""
     TUNE = 46
-    """Fix the choices."""
     UNLOAD = 47
     REFUSED = 48
     """Executor to judge: the program cannot be run; the context is sound."""

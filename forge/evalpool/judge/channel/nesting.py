@@ -39,7 +39,6 @@ def mapped(tree: Any, tensor: Callable[[int], Any]) -> list[Any]:
 
 
 def nesting_of(result: Any) -> str:
-    """The nesting of a result."""
     found = _described(result)
     return "" if set(found[1:-1]) <= {"."} else found[:MAX_NESTING]
 

@@ -32,7 +32,6 @@ class Region:
     place: str
     """Its indices: `[:, 39]`, or empty for a part in memory's order."""
     words: str
-    """A remark about it."""
     axis: int | None = None
     """The axis that it is a part of, where the others are whole; None for memory's order."""
     num_before: int | None = None

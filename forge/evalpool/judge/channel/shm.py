@@ -57,7 +57,6 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its elements."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     @classmethod
@@ -173,18 +172,15 @@ def unwritten_byte(spec: TensorSpec) -> int:
 
 
 def unwritten(spec: TensorSpec) -> bytes:
-    """Content of an output slot before the call."""
     return bytes([unwritten_byte(spec)]) * spec.num_bytes
 
 
 def fill(memory: mmap.mmap | bytearray, *, start: int, num_bytes: int, byte: int) -> None:
-    """Writes one byte over a part of shared memory."""
     if num_bytes:
         np.frombuffer(memory, np.uint8, count=num_bytes, offset=start).fill(byte)
 
 
 def is_same(one: Data, other: Data) -> bool:
-    """True if two tensors have the same bytes."""
     if len(one) != len(other):
         return False
     if isinstance(one, bytes) and isinstance(other, bytes):

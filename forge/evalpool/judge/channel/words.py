@@ -27,12 +27,10 @@ _OUT_OF_MEMORY = (
     "Cannot allocate memory",
     "CUDA error: out of memory",
 )
-"""Parts of error messages that say that memory ran out."""
 _NO_CARD = re.compile(
     "not compiled with CUDA|from the 'CUDA' backend|access accelerator device|No CUDA GPUs"
     "|Found no NVIDIA driver|no CUDA-capable device|requires CUDA support|without ATen_cuda library"
 )
-"""Parts of torch's messages where it needs a card and has none."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 """The address in an object's default representation, which differs between processes."""
 SIGNALS: dict[int, str] = {
@@ -46,12 +44,10 @@ SIGNALS: dict[int, str] = {
 
 
 def is_out_of_memory(text: str) -> bool:
-    """True if an error message says that memory ran out."""
     return any(part in text for part in _OUT_OF_MEMORY)
 
 
 def needs_card(text: str) -> bool:
-    """True if an error message says that a GPU was asked for where there is none."""
     return _NO_CARD.search(text) is not None
 
 

@@ -22,7 +22,6 @@ from forge.evalpool.judge.sandbox.enter import Isolation
 MAX_SERVED = 256
 """Candidates or problems of one child: what leaks in a library stays small."""
 MAX_IDLE = 16
-"""Children that wait for a candidate."""
 RELEASE_TIMEOUT_S = 5.0
 
 
@@ -81,7 +80,6 @@ class KeptChildren:
         self.end(kept)
 
     def close(self) -> None:
-        """Ends the children that wait."""
         with self._lock:
             idle, self._idle = self._idle, []
         for kept in idle:

@@ -117,7 +117,6 @@ class Spawner:
             "device": "gpu" if is_gpu else "cpu", "gpu_minor": gpu_minor,
             "site_packages": site_packages, "harvests": harvests,
         }  # fmt: skip
-        """Settings of the zygote."""
         self._has_uids = os.geteuid() == 0 and isolation != Isolation.NONE
         self._cores = Cores(cores)
         self._num_children = num_children

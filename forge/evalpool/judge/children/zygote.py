@@ -1,11 +1,10 @@
 """The zygote: a sandboxed process that has imported torch and triton and only forks children.
 
-Spawned by the judge (`python -m forge.evalpool.judge.children.zygote FD CONFIG`), at first as its
-launcher: a process that enters a pid namespace stays outside of it, and its child, the zygote, is
-the first inside; the launcher ends with it and all that it started. Promise: the zygote has run no
-torch op, started no thread, and holds nothing worth stealing: no seed, no reference, no candidate.
-A child is forked in a pid namespace of its own, enters its sandbox (`enter.py`) and says HELLO;
-only then does the judge look at it and send it work.
+Spawned by the judge (`python -m … FD CONFIG`), at first as its launcher: a process that enters a
+pid namespace stays outside of it, and its child, the zygote, is the first inside; the launcher ends
+with it and all that it started. Promise: the zygote has run no torch op, started no thread, and
+holds no seed, no reference, no candidate. A child is forked in a pid namespace of its own, enters
+its sandbox (`enter.py`) and says HELLO; only then does the judge look at it and send it work.
 """
 
 from __future__ import annotations
@@ -59,7 +58,6 @@ class Zygote:
     sock: socket.socket
     around: Surroundings
     mains: Mapping[str, Callable[..., None]]
-    """Main functions of the children, by role."""
     folder: str
     """Parent of children's scratch folders, without a mount namespace."""
     card_files: tuple[int, ...] = ()

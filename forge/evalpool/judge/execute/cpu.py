@@ -52,13 +52,7 @@ from forge.evalpool.judge.program.format import Storage as ProgramStorage
 from forge.evalpool.judge.program.ops import KINDS, MOVES, Kind, packet
 from forge.evalpool.judge.program.walk import alternative, open_alternatives, places, tensors_in
 from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER, Decision, Noted, note_all
-from forge.evalpool.judge.ttir.evaluate import (
-    Address,
-    Argument,
-    HostDescriptor,
-    Order,
-    launch,
-)
+from forge.evalpool.judge.ttir.evaluate import Address, Argument, HostDescriptor, Order, launch
 from forge.evalpool.judge.ttir.memory.storages import Faulted, FaultKind, Memory, Storage
 from forge.evalpool.judge.ttir.parse import InvalidModule
 from forge.evalpool.judge.ttir.plan import ModulePlan, plan_of
@@ -69,9 +63,6 @@ Content: TypeAlias = dict[int, tuple[NDArray[np.uint8], NDArray[np.bool_] | None
 Bytes: TypeAlias = dict[int, NDArray[np.uint8]]
 
 
-# --- conditions of one run
-
-
 POISON = 0xFF
 """Byte of uninitialised memory: NaN in every float type, -1 in integers."""
 
@@ -80,9 +71,7 @@ class Poison(StrEnum):
     """Content of memory that nothing has written."""
 
     SAME = "same"
-    """`POISON` everywhere."""
     RANDOM = "random"
-    """Any bytes."""
     ZEROS = "zeros"
     """As fresh memory of a card often is."""
     NUMBERS = "numbers"
@@ -91,7 +80,6 @@ class Poison(StrEnum):
     """Content that an earlier call on other inputs left."""
 
     def fill(self, data: NDArray[np.uint8]) -> None:
-        """Writes it over a storage."""
         if self is Poison.LEFT:
             return
         if self in (Poison.SAME, Poison.ZEROS):
@@ -131,51 +119,6 @@ def chosen_nodes(nodes: Sequence[Node], *, turn: int, shift: int) -> list[Node]:
 POISONS = [Conditions(poison=one) for one in Poison if one not in (Poison.SAME, Poison.LEFT)]
 
 
-# --- memory and tensors
-
-
-def bound_memory(
-    program: Program,
-    inputs: Sequence[NDArray[np.uint8]],
-    parameters: Mapping[str, NDArray[np.uint8]],
-) -> Memory:
-    """The storages of a program, each with its smallest element in bytes. Raises ExecutionFailed
-    where the call's memory does not fit."""
-    smallest = [8] * len(program.storages)
-    for one in program.tensors:
-        smallest[one.storage] = min(smallest[one.storage], ITEM_BYTES[one.dtype])
-    every = zip(program.storages, smallest, strict=True)
-    return Memory([
-        Storage(data=_bytes(program, one, inputs, parameters), granule=granule)
-        for one, granule in every
-    ])  # fmt: skip
-
-
-def _bytes(
-    program: Program,
-    one: ProgramStorage,
-    inputs: Sequence[NDArray[np.uint8]],
-    parameters: Mapping[str, NDArray[np.uint8]],
-) -> NDArray[np.uint8]:
-    if one.origin is Origin.ALLOCATION:
-        return np.empty(one.num_bytes, np.uint8)
-    if one.origin is Origin.CONSTANT:
-        data = np.frombuffer(program.constants[one.index], np.uint8).copy()
-    elif one.origin is Origin.INPUT:
-        if one.index >= len(inputs):
-            raise ExecutionFailed("misfit", f"the call has no tensor input {one.index}")
-        data = inputs[one.index]
-    else:
-        if one.name not in parameters:
-            raise ExecutionFailed("misfit", f"the reference has no parameter {one.name}")
-        data = parameters[one.name]
-    if len(data) < one.num_bytes:
-        name = f"{one.origin} {one.name or one.index}"
-        words = f"{name} has {len(data)} bytes, the program uses {one.num_bytes}"
-        raise ExecutionFailed("misfit", words)
-    return data[: one.num_bytes]
-
-
 RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 """Type of raw elements, by their size in bytes."""
 
@@ -189,23 +132,20 @@ class Tensors:
     _made: dict[int, Any] = field(init=False, default_factory=dict[int, Any])
 
     def torch(self, number: int) -> Any:
-        """A torch tensor over the memory of a tensor of the program."""
         if number in self._made:
             return self._made[number]
         import torch
 
         one = self.program.tensors[number]
         dtype, data = getattr(torch, one.dtype), self.memory.storages[one.storage].data
-        if math.prod(one.shape) == 0:
-            self._made[number] = torch.empty(one.shape, dtype=dtype)
-        else:
-            flat: Any = data[: len(data) // ITEM_BYTES[one.dtype] * ITEM_BYTES[one.dtype]]
-            whole: Any = torch.as_tensor(flat).view(dtype)
-            self._made[number] = whole.as_strided(one.shape, one.strides, one.offset)
-        return self._made[number]
+        made: Any = torch.empty(one.shape, dtype=dtype)
+        if made.numel():
+            flat: Any = data[: len(data) // made.itemsize * made.itemsize]
+            made = torch.as_tensor(flat).view(dtype).as_strided(one.shape, one.strides, one.offset)
+        self._made[number] = made
+        return made
 
     def read(self, number: int) -> NDArray[Any]:
-        """A contiguous copy of a tensor's raw elements."""
         one = self.program.tensors[number]
         return np.array(self._raw(number), order="C").reshape(one.shape)
 
@@ -215,11 +155,9 @@ class Tensors:
         np.ndarray(raw.shape, raw.dtype, buffer=target)[...] = raw
 
     def outputs(self) -> list[NDArray[Any]]:
-        """Copies of the program's outputs."""
         return [self.read(number) for number in self.program.outputs]
 
     def mark_written(self, number: int) -> None:
-        """Records that something has written all of a tensor."""
         storage = self._storage(number)
         if storage.written is not None:
             self._entries(number, storage.written, storage.granule)[...] = True
@@ -239,7 +177,6 @@ class Tensors:
         return self.memory.storages[self.program.tensors[number].storage]
 
     def _raw(self, number: int) -> NDArray[Any]:
-        """A strided view of a tensor's raw elements."""
         one = self.program.tensors[number]
         size = ITEM_BYTES[one.dtype]
         data = self.memory.storages[one.storage].data
@@ -268,13 +205,8 @@ class Tensors:
         )
 
 
-# --- nodes
-
-
 NUM_SMS, THREADS_OF_SM, BLOCKS_OF_SM, WARP = 132, 2048, 32, 32
 """The card that instances which wait for each other are held against: an H100."""
-
-
 MAX_WORDS = 300
 
 
@@ -334,9 +266,6 @@ def _read_by(node: Op) -> set[int]:
     return given - {*node.results} if kind in MOVES else given
 
 
-# --- a program's calls
-
-
 @dataclass(slots=True)
 class CpuExecutor:
     """A program bound to a call's memory.
@@ -363,7 +292,6 @@ class CpuExecutor:
     shift: int = field(init=False, default=0)
     """Turn and shift of the current call, which all of its runs share."""
     written: frozenset[int] = field(init=False)
-    """Storages that `forward` may write to."""
     given: Bytes = field(init=False, default_factory=dict[int, Any])
     """Content before `init` of storages, other than allocations, that it may write to."""
     saved: Content = field(init=False, default_factory=dict[int, Any])
@@ -375,9 +303,34 @@ class CpuExecutor:
     of the same nodes try one other order."""
 
     def __post_init__(self) -> None:
-        self.memory = bound_memory(self.program, self.inputs, self.parameters)
+        smallest = [8] * len(self.program.storages)
+        for one in self.program.tensors:
+            smallest[one.storage] = min(smallest[one.storage], ITEM_BYTES[one.dtype])
+        every = zip(self.program.storages, smallest, strict=True)
+        storages = [Storage(data=self._bytes(one), granule=granule) for one, granule in every]
+        self.memory = Memory(storages)
         self.tensors = Tensors(self.program, self.memory)
         self.written = self._written_storages(Section.FORWARD)
+
+    def _bytes(self, one: ProgramStorage) -> NDArray[np.uint8]:
+        """Memory of a storage. Raises ExecutionFailed where the call's does not fit."""
+        match one.origin:
+            case Origin.ALLOCATION:
+                return np.empty(one.num_bytes, np.uint8)
+            case Origin.CONSTANT:
+                data = np.frombuffer(self.program.constants[one.index], np.uint8).copy()
+            case Origin.INPUT if one.index < len(self.inputs):
+                data = self.inputs[one.index]
+            case Origin.PARAMETER if one.name in self.parameters:
+                data = self.parameters[one.name]
+            case _:
+                name = f"{one.origin} {one.name or one.index}"
+                raise ExecutionFailed("misfit", f"the call has no {name}")
+        if len(data) < one.num_bytes:
+            name = f"{one.origin} {one.name or one.index}"
+            words = f"{name} has {len(data)} bytes, the program uses {one.num_bytes}"
+            raise ExecutionFailed("misfit", words)
+        return data[: one.num_bytes]
 
     @property
     def reruns_init(self) -> bool:
@@ -415,7 +368,10 @@ class CpuExecutor:
         kept = self._contents(self.written)
         outcome = Outcome()
         suspicions = [*self._of_init, *self._call(outcome, Conditions())]
-        outcome.faults += self._unwritten()
+        for place, number in enumerate(self.program.outputs):
+            if (missing := self.tensors.unwritten(number)) is not None:
+                report = unwritten_report(self.program, place, missing, self.uses)
+                outcome.faults.append(report)
         if suspicions:
             outcome.faults += self._confirmed(suspicions, kept)
         return outcome
@@ -429,7 +385,6 @@ class CpuExecutor:
         }
 
     def _put_back(self, data_of: Mapping[int, NDArray[np.uint8]]) -> None:
-        """Writes contents over their storages."""
         for number, data in data_of.items():
             self.memory.storages[number].data[:] = data
 
@@ -484,15 +439,17 @@ class CpuExecutor:
             self.memory.storages[number].forget()
 
     def _written_storages(self, section: Section) -> frozenset[int]:
-        """Storages that a node of a section may write to."""
-        found: set[int] = set()
-        placed = (one for one in places(self.program) if one.section is section)
-        for node in (one.node for one in placed):
+        written: list[int] = []
+        for node in (one.node for one in places(self.program) if one.section is section):
             if isinstance(node, Op):
-                found.update(self.program.tensors[one].storage for one in node.results)
+                written += node.results
             elif isinstance(node, Launch):
-                found.update(self._written_by(node))
-        return frozenset(found)
+                written += (
+                    one.tensor
+                    for one, use in zip(node.arguments, self.uses(node), strict=False)
+                    if use and use.is_written and isinstance(one, (TensorUse, Descriptor))
+                )
+        return frozenset(self.program.tensors[one].storage for one in written)
 
     def _run(
         self, nodes: Sequence[Node], outcome: Outcome, conditions: Conditions
@@ -514,17 +471,6 @@ class CpuExecutor:
             words = f"a value read on the host is {found}; the program was made for {node.answer}"
             raise ExecutionFailed("value", words, line=node.line)
 
-    def _unwritten(self) -> list[FaultReport]:
-        """Outputs with elements that nothing wrote."""
-        found: list[FaultReport] = []
-        for place, number in enumerate(self.program.outputs):
-            missing = self.tensors.unwritten(number)
-            if missing is not None:
-                found.append(unwritten_report(self.program, place, missing, self.uses))
-        return found
-
-    # Launches.
-
     def _plan(self, node: Launch) -> ModulePlan:
         """The plan of a launch's kernel. Raises ExecutionFailed where the evaluator has none."""
         kernel = self.program.kernels[node.kernel]
@@ -537,23 +483,14 @@ class CpuExecutor:
             raise ExecutionFailed("unsupported", str(error), line=node.line) from error
 
     def uses(self, node: Launch) -> Sequence[Use | None]:
-        """Accesses of a launch's kernel by its arguments."""
         return self._plan(node).uses(self.program.kernels[node.kernel].name)
-
-    def _written_by(self, node: Launch) -> set[int]:
-        """Storages that a launch may store to."""
-        uses = self.uses(node)
-        return {
-            self.program.tensors[one.tensor].storage
-            for one, use in zip(node.arguments, uses, strict=False)
-            if use is not None and use.is_written and isinstance(one, (TensorUse, Descriptor))
-        }
 
     def _launch(self, node: Launch, outcome: Outcome, conditions: Conditions) -> list[Suspicion]:
         """Runs a launch and counts it in the outcome. Returns what may be wrong with it."""
         place, plan = Place(self.program, node, outcome.num_launches), self._plan(node)
         kernel = self.program.kernels[node.kernel]
         arguments = [self._argument(one) for one in node.arguments]
+        threads = WARP * kernel.options.num_warps
         try:
             report = launch(
                 plan,
@@ -562,7 +499,8 @@ class CpuExecutor:
                 arguments,
                 self.memory,
                 order=conditions.order,
-                num_resident=self._num_resident(node),
+                # As many as the assumed card holds at once, if threads are the only limit.
+                num_resident=max(1, NUM_SMS * min(THREADS_OF_SM // threads, BLOCKS_OF_SM)),
                 num_warps=kernel.options.num_warps,
                 seen=self._seen,
             )
@@ -577,12 +515,6 @@ class CpuExecutor:
         outcome.num_launches += 1
         outcome.num_bytes += report.num_bytes
         return [Suspicion(one.kind, partial(fault_report, one, place)) for one in report.suspicions]
-
-    def _num_resident(self, node: Launch) -> int:
-        """Instances of a launch that the assumed card holds at once, if their threads are the only
-        limit."""
-        num_threads = WARP * self.program.kernels[node.kernel].options.num_warps
-        return max(1, NUM_SMS * min(THREADS_OF_SM // num_threads, BLOCKS_OF_SM))
 
     def _argument(self, argument: LaunchArgument) -> Argument:
         if isinstance(argument, TensorUse):
@@ -607,8 +539,6 @@ class CpuExecutor:
     def _address(self, tensor: int) -> Address:
         one = self.program.tensors[tensor]
         return Address(one.storage, one.offset * ITEM_BYTES[one.dtype])
-
-    # Suspicions.
 
     def _confirmed(self, suspicions: Sequence[Suspicion], kept: Bytes) -> list[FaultReport]:
         """Reports of the suspicions that change an output. Leaves memory as the first run did.
@@ -681,7 +611,6 @@ class CpuExecutor:
             self._put_back(given)
 
     def _has_other_outputs(self, outputs: list[NDArray[Any]]) -> bool:
-        """True if outputs are now different from those of an earlier run."""
         return any(
             _differ(before, self.tensors.read(number), self.program.tensors[number].dtype)
             for before, number in zip(outputs, self.program.outputs, strict=True)

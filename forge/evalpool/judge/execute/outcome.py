@@ -94,7 +94,6 @@ class Place:
 
 
 def fault_report(fault: Fault, place: Place) -> FaultReport:
-    """The report of a memory error of a launch."""
     kernel = place.program.kernels[place.node.kernel]
     line = kernel.lines[fault.index] if fault.index < len(kernel.lines) else 0
     access = "store" if "store" in fault.operation else "load"

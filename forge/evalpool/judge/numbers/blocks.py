@@ -23,7 +23,6 @@ Block = tuple[slice, ...]
 
 
 def limit_on(device: torch.device) -> int:
-    """Elements that are computed at once there."""
     return CACHED if device.type == "cpu" else CHUNK
 
 
@@ -50,7 +49,6 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """True if no element is NaN or infinite."""
     return all(is_finite(one) for one in tensors)
 
 

@@ -54,7 +54,6 @@ class Called:
         return [number for number, (old, new) in pairs if not is_equal(old, new)]
 
     def results(self, changed: list[int] | None = None) -> list[torch.Tensor]:
-        """The outputs, then the inputs that were changed."""
         numbers = self.changed() if changed is None else changed
         return [*self.outputs, *(self.after[number] for number in numbers)]
 
@@ -102,7 +101,6 @@ def _copied_function(given: types.FunctionType, known: dict[int, Any]) -> types.
 
 
 def _copied_cell(cell: types.CellType, known: dict[int, Any]) -> types.CellType:
-    """The same cell if it is empty, or its content cannot be copied."""
     try:
         return types.CellType(copy.deepcopy(cell.cell_contents, known))
     except Exception:
@@ -126,7 +124,6 @@ class Clock:
         self.seconds, self._report = 0.0, report
 
     def stop(self) -> None:
-        """Nobody follows the calls any more."""
         self._report = None
 
     @contextmanager
@@ -220,11 +217,8 @@ def leaves(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     items = value.values() if isinstance(value, dict) else value
-    return [leaf for item in items for leaf in leaves(item)] if _has_items(value) else []
-
-
-def _has_items(value: Any) -> bool:
-    return isinstance(value, list | tuple | dict)
+    has_items = isinstance(value, list | tuple | dict)
+    return [leaf for item in items for leaf in leaves(item)] if has_items else []
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -2,10 +2,7 @@
 """Inputs and constructor arguments as a problem gives them, on its device and in its precision, and
 their sizes, counted without data on torch's `meta` device.
 
-Inputs are those of `get_inputs()`, or one set of `get_input_sets()`.
-
-Called in the children that run a problem's file. A set in the list that `get_input_sets()` returns
-is one of
+Inputs are those of `get_inputs()`, or one set of `get_input_sets()`, which is one of
 
     [x, y]                      the arguments of one call of forward
     lambda: [x, y]              a function that returns them: tensors of one set are made at a time
@@ -29,13 +26,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
-from forge.evalpool.judge.numbers.called import (
-    Unjudgeable,
-    dtype_name,
-    leaves,
-    on_device,
-    replaced,
-)
+from forge.evalpool.judge.numbers.called import Unjudgeable, dtype_name, leaves, on_device, replaced
 from forge.records.problem import CHOSEN_SET, MAX_SHAPES
 
 ALLOWED = "a list of arguments, a function that returns one, or a dict of arguments of get_inputs"
@@ -157,7 +148,6 @@ def constructor_arguments(module: Any, entry_point: str) -> Arguments:
 
 
 def call(entry_point: Callable[..., Any], arguments: Arguments) -> Any:
-    """Calls an entry point with its constructor arguments."""
     if isinstance(arguments, dict):
         return entry_point(*arguments[ARGS], **arguments[KWARGS])
     return entry_point(*arguments)
@@ -210,7 +200,6 @@ def draw_inputs(module: Any, terms: Terms) -> list[Any]:
 
 
 def placed(value: Any, terms: Terms) -> Any:
-    """The same with every tensor on the device."""
     return replaced(value, lambda _, one: one.to(terms.device))
 
 

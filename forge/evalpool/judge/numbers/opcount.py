@@ -161,7 +161,8 @@ class OpCounter(TorchDispatchMode):
         change(map(_address, leaves((out,))))
         if name.rstrip("_") in STEPS:
             self.units |= self._units(name.rstrip("_"), args, kwargs or {})
-        if not func.is_view and not _is_free(name):
+        is_free = name in FREE or name.startswith(("empty", "new_")) or name.endswith("_like")
+        if not func.is_view and not is_free:
             given = [*leaves(args), *leaves(kwargs or {})]
             if name != "copy_" or not _is_same(*given[:2]):
                 made = leaves((out,))
@@ -238,10 +239,6 @@ def _rounded_to(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) 
     if name in EXACT:
         types -= {one.dtype for one in given}
     return {HALVES[one] for one in types & HALVES.keys()} if given else set()
-
-
-def _is_free(name: str) -> bool:
-    return name in FREE or name.startswith(("empty", "new_")) or name.endswith("_like")
 
 
 def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:

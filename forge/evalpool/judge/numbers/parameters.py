@@ -1,19 +1,15 @@
 # pyright: strict
 """Parameters moved off their defaults, so that a constant cannot stand for them.
 
-Called by the oracle. A parameter or buffer that is one value everywhere (a LayerNorm's weight of
-ones, a bias of zeros, a LayerScale of 1e-6) moves by half of its natural scale, and of a parameter
-one element in eight gets the other sign: an extremum before a negative factor is another one. Any
-other parameter gets noise of a tenth of its rms, or the model would be another one. The same for
-running statistics.
+A parameter or buffer that is one value everywhere (a LayerNorm's weight of ones, a bias of zeros)
+moves by half of its natural scale, and of a parameter one element in eight gets the other sign: an
+extremum before a negative factor is another one. Any other parameter gets noise of a tenth of its
+rms, and so do running statistics. Where the reference looks for a maximum, what may be a bias is
+negative, or a maximum that begins with 0 would be right; where it looks for a minimum, positive.
 
-Where the reference looks for a maximum, what may be a bias is negative, or a maximum that begins
-with 0 would be right behind most products; where it looks for a minimum, positive.
-
-A buffer of one number moves where it is 0 or 1: any other may follow from the model's sizes, and a
-kernel may know it. An integer that may count calls is as after many of them. A constant mask gets
-some of the other value. Where the reference does not bear that, signs are kept, in the end
-everything moves by a tenth alone.
+A buffer of one number moves where it is 0 or 1: any other may follow from the model's sizes. An
+integer that may count calls is as after many of them, a constant mask gets some of the other value.
+Where the reference does not bear that, signs are kept, in the end all moves by a tenth alone.
 """
 
 from __future__ import annotations
@@ -88,7 +84,9 @@ def move(
                 constant = float(first)
                 _move_constant(value, constant)
                 if far is Reach.SIGNS and constant and value.numel() >= MIN_NEGATED:
-                    _negate_some(value)
+                    chosen = torch.rand(value.shape, device=value.device) < 1 / NEGATED_SHARE
+                    chosen.view(-1)[random.randrange(value.numel())] = True
+                    value.copy_(torch.where(chosen, -value, value))
                 has_constants = True
             else:
                 scale = SLIGHT * (value.float().square().mean().sqrt() + 0.1)
@@ -131,12 +129,6 @@ def _count(value: torch.Tensor, bounds: Iterable[float] | None) -> None:
     most = torch.iinfo(value.dtype).max
     least = max([one for one in bounds if one < MAX_CALLS], default=0)
     value.fill_(int(min(max(least, MANY_CALLS) * 2 ** random.uniform(1, 7), most)))
-
-
-def _negate_some(value: torch.Tensor) -> None:
-    chosen = torch.rand(value.shape, device=value.device) < 1 / NEGATED_SHARE
-    chosen.view(-1)[random.randrange(value.numel())] = True
-    value.copy_(torch.where(chosen, -value, value))
 
 
 def _is_mixed_vector(value: torch.Tensor) -> bool:

@@ -41,12 +41,7 @@ from typing import NamedTuple
 FORGE = "forge"
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2, "e4m3": 0.125, "e5m2": 0.25}
 """Our own, by precision; of fp8 a step of the type."""
-PRECISION = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-}
+PRECISION = {"float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 """By the type of an output. Any other says nothing."""
 NUM_TRIALS = 5
 """Input sets of the other protocols, as the problem gives them."""
@@ -127,7 +122,6 @@ PROTOCOLS: Mapping[str, OtherProtocol] = {
         OtherProtocol(name="drkernel", tolerances={"fp32": 1e-2, "fp16": 1e-2, "bf16": 1e-2}),
     )
 }
-"""Protocols beside `forge`, by name."""
 
 
 class Tf32(NamedTuple):

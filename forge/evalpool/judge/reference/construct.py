@@ -39,12 +39,10 @@ class Bare(torch.nn.Module):
         self.function = function
 
     def forward(self, *inputs: Any) -> Any:
-        """Calls the function."""
         return self.function(*inputs)
 
 
 def construct(entry_point: Any, arguments: Arguments) -> Any:
-    """The model of an entry point: an instance of a class, or a function."""
     return call(entry_point, arguments) if isinstance(entry_point, type) else Bare(entry_point)
 
 
@@ -111,13 +109,11 @@ class Origins(TorchDispatchMode):
         return {name: self.draws[max(made) - 1] if made else "" for name, made in found.items()}
 
     def of(self, tensor: torch.Tensor) -> frozenset[int]:
-        """Numbers of the operations."""
         if tensor.layout is not torch.strided:
             return frozenset()
         return self._found.get(tensor.untyped_storage()._cdata, (None, frozenset[int]()))[1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")

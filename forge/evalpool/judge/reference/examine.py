@@ -1,8 +1,7 @@
 """Runs a problem's reference in many ways, to learn whether it can be judged and trained on.
 
-Forked by the zygote (role "examiner"), one a problem, sandboxed as an oracle is. The judge's side
-is `examiner.py`. It reports its findings after each step, so that the judge knows the step in which
-a problem hung or died:
+Forked by the zygote (role "examiner"), one a problem, sandboxed as an oracle is. It reports after
+each step, so that the judge (`examiner.py`) knows the step in which a problem hung or died:
 
     judge ── EXAMINE ──▶ load, run, given, again, inputs, parameters ── FOUND each ──▶ judge
                          or, if asked, sets alone                    ── FOUND ──▶
@@ -54,7 +53,6 @@ class Found:
 
 
 def main(sock: socket.socket) -> None:
-    """Answers the judge on `sock` for one problem."""
     deadline = time.monotonic() + 60.0
     request = frames.receive(sock, deadline=deadline, expected=(Kind.EXAMINE,)).body
     study = Study(request)
@@ -110,7 +108,6 @@ class Study:
         return Found(facts={"shapes": list_sets(self.request["source"], file=FILE)})
 
     def load(self) -> Found:
-        """Loads the module and its model."""
         run_eagerly(self.request["source"])
         torch.backends.cuda.matmul.allow_tf32 = bool(self.request["tf32_products"])
         torch.backends.cudnn.allow_tf32 = bool(self.request["tf32"])
@@ -122,7 +119,6 @@ class Study:
         return Found()
 
     def run(self) -> Found:
-        """Draws inputs and runs one forward pass."""
         self.inputs = self.subject.draw()
         Describer().tree(self.inputs)
         started = time.monotonic()

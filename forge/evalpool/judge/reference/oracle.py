@@ -184,7 +184,9 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         if "small" in request and needed is not None and needed > request["small"][0]:
             raise NotSmall(needed)
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)
-        torch.set_num_threads(_num_threads(needed))
+        is_small = needed is None or needed < LARGE_BYTES  # done sooner than a thread begins
+        num_threads = 1 if is_small else min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        torch.set_num_threads(num_threads)
     try:
         return _computed(request, terms)
     except Unjudgeable as error:
@@ -192,14 +194,6 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             raise
     torch.set_num_threads(1)  # sums of several threads may be added in any order
     return _computed(request, terms)
-
-
-def _num_threads(needed: int | None) -> int:
-    """Threads for a problem whose tensors have as many bytes. Small tensors are done sooner than a
-    thread begins."""
-    if needed is None or needed < LARGE_BYTES:
-        return 1
-    return min(MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], list[torch.Tensor]]:
@@ -210,7 +204,10 @@ def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], li
         with training_read(lambda: reads.append(None)):
             counted = subject.counted()
         if "small" in request:
-            _require_small(counted, request["small"][1])
+            is_known = counted is not None and not counted.is_truncating
+            work = counted.flops + counted.made_bytes if counted else 0
+            if not is_known or work > request["small"][1]:
+                raise NotSmall(0)  # a float out of range becomes another integer on a card
         draw = _moved_and_drawn(subject, request, counted)
         state = {name: tensor.clone() for name, tensor in subject.model.state_dict().items()}
         is_short = _num_ooms(terms) > num_ooms
@@ -236,13 +233,6 @@ def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], li
     subject.module.__dict__.clear()  # typing remembers its classes, and they its constants
     layout, tensors = _describe(subject.init, state=state | held, sets=draw.sets)
     return {**layout, **facts}, tensors
-
-
-def _require_small(counted: OpCounter | None, max_work: int) -> None:
-    """Raises NotSmall for a call whose work is unknown or large, or that casts floats to integers:
-    what is out of range becomes another number on a card."""
-    if counted is None or counted.is_truncating or counted.flops + counted.made_bytes > max_work:
-        raise NotSmall(0)
 
 
 def _moved_and_drawn(
@@ -292,7 +282,6 @@ def _moved_and_drawn(
 
 
 def _num_ooms(terms: Terms) -> int:
-    """Number of allocations on the card that failed in this process."""
     return 0 if terms.device == "cpu" else torch.cuda.memory_stats().get("num_ooms", 0)
 
 
@@ -328,7 +317,6 @@ def _describe(
 
 
 def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor]) -> None:
-    """Writes the tensors into GPU memory of the judge."""
     from forge.evalpool.judge.driver import gpu_memory
 
     specs = [TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in tensors]

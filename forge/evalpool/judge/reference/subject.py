@@ -42,7 +42,6 @@ from forge.evalpool.judge.wide.sets import Draws
 Tree = list[Any]
 Outputs = list[torch.Tensor]
 FILE = "problem.py"
-"""Name of the problem's source in tracebacks."""
 AS_TF32 = "fp16"
 """The precision with as many bits as TF32."""
 FIRST_SEED = torch.initial_seed()
@@ -56,7 +55,6 @@ class Describer:
         self.tensors: list[torch.Tensor] = []
 
     def add(self, tensor: torch.Tensor) -> int:
-        """Keeps a tensor; returns its number."""
         self.tensors.append(tensor.detach().contiguous())
         return len(self.tensors) - 1
 
@@ -88,7 +86,6 @@ class Describer:
 
 
 def terms_of(request: dict[str, Any]) -> Terms:
-    """Terms of a request."""
     is_of_card = request["device"] != "cpu" or "small" in request
     return Terms(
         precision=request["precision"],
@@ -162,7 +159,6 @@ class Subject:
         )
 
     def another(self) -> Any:
-        """Another model of the same constructor, on the device."""
         entry, device = getattr(self.module, self.entry_point), self.terms.device
         return on_device(device, lambda: construct(entry, self.init).to(device))
 
@@ -184,7 +180,6 @@ class Subject:
         return {n: one.to(self.terms.device) for n, one in found.items() if n not in saved}
 
     def draw(self) -> list[Any]:
-        """Fresh inputs, in the problem's precision."""
         return draw_inputs(self.module, self.terms)
 
     def counted(self) -> OpCounter | None:

@@ -167,7 +167,9 @@ class Captures:
                 self._require_target(run, captured.program)
                 is_good = True
                 return captured
-            is_good = found.kind is Kind.FAILED and not _is_doubtful(found.body)
+            kind, message = str(found.body.get("type")), found.body.get("message")
+            is_doubtful = kind in DOUBTFUL or words.is_out_of_memory(f"{kind}: {message}")
+            is_good = found.kind is Kind.FAILED and not is_doubtful
         except frames.DeadlinePassed:
             with run.answering(phase="capture", limit_s=limit_s, allowed=allowed):
                 raise
@@ -182,7 +184,6 @@ class Captures:
     def _alone(
         self, body: dict[str, Any], *, phases: Phases, answers: Answers, number: int
     ) -> Captured:
-        """The program of a candidate from a child of its own. Raises Decided."""
         with phases.timed("sandbox"):
             child = self._spawner.spawn(role=CANDIDATE_ROLE)
         run = Runner(code=body["code"], spawner=self._spawner, child=child, table=self._table)
@@ -248,16 +249,12 @@ class Asked:
             raise self._refused(f"more than {MAX_ASKED_BYTES >> 20} MB of questions")
         prefix = self.parse(self.run, found.program)
         began, own = time.monotonic(), time.thread_time()
-        value = self._values(prefix)
-        return value, time.monotonic() - began - (time.thread_time() - own)
-
-    def _values(self, prefix: Program) -> list[Any] | None:
         self._num_values += len(prefix.outputs)
         if wrong := excess(self._num_values) or unanswerable(prefix):
             raise self._refused(wrong)
         value = self.answers(prefix, number=self.number)
         self.questions.append(Question(prefix, tuple(value or ())))
-        return value
+        return value, time.monotonic() - began - (time.thread_time() - own)
 
     def _refused(self, words: str) -> Decided:
         return Decided(self.run.finding(Status.REJECTED, "unsupported", words))
@@ -274,12 +271,6 @@ def _captured(
         drawn_otherwise=str(found.body.get("drawn_otherwise") or ""),
         is_checking=found.body.get("is_checking") is True,
     )
-
-
-def _is_doubtful(failure: Mapping[str, Any]) -> bool:
-    """True for a failure whose cause may be the child, or what others have left in it."""
-    kind = str(failure.get("type"))
-    return kind in DOUBTFUL or words.is_out_of_memory(f"{kind}: {failure.get('message')}")
 
 
 class Facts:

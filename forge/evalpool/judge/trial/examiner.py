@@ -155,7 +155,6 @@ def _end_words(status: int) -> str:
 
 
 def _note_failure(report: _Report, body: dict[str, Any]) -> None:
-    """A FAILED frame: what a reference raised, at the step where it did."""
     kind, message, line = body.get("type"), body.get("message"), body.get("line")
     text = f"{kind}: {message}" if message else str(kind)
     if is_out_of_memory(text):

@@ -445,7 +445,6 @@ class Names:
 
 
 def _is_listed(path: str) -> bool:
-    """True if a list has the whole name of a module's attribute."""
     owner, _, name = path.rpartition(".")
     if owner.startswith("torch") and path.removeprefix("torch.") in lists.TORCH:
         return True

@@ -242,7 +242,6 @@ class Flow:
                     raise  # else it may be a cache that was not known as one
 
     def _hold(self, root: str, value: Seen) -> None:
-        """Notes a value that lasts."""
         told = Seen(of=value.of, is_fact=value.is_fact, marks=value.marks)
         self._held[root] = self._held.get(root, NOTHING).joined([told])
 
@@ -274,7 +273,6 @@ class Flow:
                     self._root(node)
 
     def _at_the_top(self) -> None:
-        """Follows the statements at the top, and those of classes."""
         self.filled, self._frame = set[str](), Frame({}, shared={*self.parts.own})
         self._is_first = self._is_top = True
         self._block(self.parts.statements)
@@ -301,7 +299,6 @@ class Flow:
         return [node for name in found if name not in FIRST for node in self._named(name)]
 
     def _named(self, name: str) -> list[ast.FunctionDef]:
-        """Methods and functions of a name."""
         return [*self.methods.get(name, ()), *filter(None, [self.functions.get(name)])]
 
     def _root(self, node: Function) -> None:
@@ -363,7 +360,6 @@ class Flow:
         return [(one, None) for one in self.methods.get(name, ())]
 
     def _own(self, node: ast.Call, functions: Sequence[Closure], *, is_method: bool) -> Seen:
-        """The result of a call of one of these functions of the host."""
         given = [self._value(one) for one in node.args]
         named = {one.arg: self._value(one.value) for one in node.keywords}
         results: list[Seen] = []
@@ -604,7 +600,6 @@ class Flow:
         return frozenset(), Key()
 
     def _texts(self, node: ast.expr) -> frozenset[str]:
-        """Texts of an expression, and of the values that it tells."""
         found = frozenset({ast.unparse(node)})
         match node:
             case ast.Name(id=name):
@@ -666,12 +661,6 @@ class Flow:
             for one in around
         )
 
-    def _is_lasting(self, place: str) -> bool:
-        """True if calls may change what is there. A tensor in it is seen by the judge."""
-        root = root_of(place)
-        is_kept = root in self.changed and not self._is_tensor(place)
-        return is_kept and not self._is_filled(place) and not self._is_made(place)
-
     def _is_tensor(self, place: str) -> bool:
         """True for a parameter or a buffer, and parts of it."""
         return root_of(place).removeprefix("self.") in self.parts.tensors
@@ -684,8 +673,9 @@ class Flow:
         return self._is_first and (is_own or self._is_top)
 
     def _read(self, node: ast.AST, place: str) -> None:
-        if not self._is_lasting(place):
-            return
+        is_kept = root_of(place) in self.changed and not self._is_tensor(place)
+        if not is_kept or self._is_filled(place) or self._is_made(place):
+            return  # no call changes what is there; a tensor in it is seen by the judge
         if self._asked:
             self._asked[-1][0].add(place)
             return
@@ -1122,7 +1112,6 @@ class Flow:
         return found
 
     def _handed(self, function: Closure) -> Seen:
-        """The result of a function that another one calls."""
         node, outer = function
         if isinstance(node, ast.FunctionDef) and self.parts.is_kernel(node):
             return NOTHING
@@ -1218,7 +1207,6 @@ class Flow:
         return replace(made, places=places, is_new=not is_view or owned.is_new, marks=marks)
 
     def _called_module(self, node: ast.Call, path: str) -> Seen:
-        """The result of a module's function, by its whole name."""
         name, given = path.rpartition(".")[2], self._passed(node)
         known = self._of_module(node, path)
         if known.of or name in lists.OF_CARD:
@@ -1240,7 +1228,6 @@ class Flow:
     def _marks(
         self, node: ast.Call, name: str, own: Seen, others: Sequence[Seen]
     ) -> frozenset[str]:
-        """Marks of the result of an operation on tensors."""
         asked = self._specific(node)
         types = [one for one in (*others, *asked.values()) if TYPE in one.marks]
         odd = {MADE} if any(one.of for one in types) else set[str]()

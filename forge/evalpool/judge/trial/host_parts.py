@@ -1,14 +1,20 @@
 # pyright: strict, reportMatchNotExhaustive=false
-"""Takes a candidate's source apart: what it imports and defines, and which of that can run."""
+"""Takes a candidate's source apart: what it imports and defines, and which of that can run. And
+checks it before anything runs."""
 
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.trial.host_names import LIBRARIES
+from forge.records.reason import Reason, Status
+from forge.records.syntax import syntax_tree
+from forge.records.verdict import Verdict
 
 Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
 SCOPES = (
@@ -60,7 +66,6 @@ class Parts:
         return {one.name for one in self.classes}
 
     def wholes(self, name: str, rest: str) -> list[str]:
-        """Whole names of a dotted name; none if it begins with no module's."""
         return [f"{path}.{rest}" if rest else path for path in self.aliases.get(name, ())]
 
     def paths(self, node: ast.Attribute, *, is_local: Callable[[str], bool]) -> list[str]:
@@ -99,7 +104,6 @@ class Parts:
             self.imports.append((path, node))
 
     def take_class(self, node: ast.ClassDef) -> None:
-        """Notes a class, those in it, and its attributes."""
         self.classes.append(node)
         for statement in node.body:
             match statement:
@@ -188,12 +192,10 @@ def _reached(
 
 
 def is_decorated(node: ast.AST, word: str) -> bool:
-    """True for a function with a decorator that has this word."""
     return any(word in ast.unparse(one) for one in getattr(node, "decorator_list", ()))
 
 
 def bound_names(scope: ast.AST) -> frozenset[str]:
-    """Names that a function, or another scope, binds itself."""
     found, shared = set[str](), set[str]()
     if isinstance(scope, ast.FunctionDef | ast.Lambda):
         given = scope.args
@@ -214,8 +216,45 @@ def bound_names(scope: ast.AST) -> frozenset[str]:
 
 
 def _within(scope: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of a scope that are in no scope of their own."""
     for child in ast.iter_child_nodes(scope):
         yield child
         if not isinstance(child, SCOPES):
             yield from _within(child)
+
+
+MAX_CODE_BYTES = 256_000
+
+
+def check_source(code: str, *, entry_point: str) -> Verdict | None:
+    """A fault of size, syntax or entry point; None if the source may run. A friendly check, not a
+    boundary: what a source does is seen in its program."""
+    if len(code.encode(errors="replace")) > MAX_CODE_BYTES:
+        detail = f"the source is longer than {MAX_CODE_BYTES} bytes"
+        return Verdict(status=Status.REJECTED, reason=Reason.TOO_LONG, detail=detail)
+    tree, detail = None, ""
+    try:
+        tree = _parse(code)
+    except SyntaxError as error:
+        detail = at_line(code, error.lineno, f"{type(error).__name__}: {error.msg}")
+    except (ValueError, RecursionError, MemoryError) as error:
+        detail = f"the source cannot be parsed: {type(error).__name__}"
+    if tree is None:
+        return Verdict(status=Status.COMPILE_ERROR, reason=Reason.SYNTAX_ERROR, detail=detail)
+    imported = {o.asname or o.name for o in ast.walk(tree) if isinstance(o, ast.alias)}
+    if entry_point not in bound_names(tree) | imported:
+        detail = f"the answer does not define class {entry_point}"
+        return Verdict(status=Status.REJECTED, reason=Reason.NO_ENTRY_POINT, detail=detail)
+    return None
+
+
+def _parse(code: str) -> ast.Module:
+    """The tree of a source that compiles. Nothing is compiled where there is a `finally`, which
+    Python writes twice: 600 bytes with 20 of them, one in the other, would take all memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = syntax_tree(code)
+        if "finally" not in code or not any(
+            getattr(node, "finalbody", None) for node in ast.walk(tree)
+        ):
+            compile(tree, "candidate.py", "exec")  # finds `return` outside a function and the like
+    return tree

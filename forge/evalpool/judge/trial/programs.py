@@ -38,7 +38,7 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import LaunchFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from forge.config.schema import JudgeTable
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ttir.tree import Module
 
 MAX_LAUNCHES = 256
-"""Launches of a call that a profile has."""
 MAX_KERNELS = 64
 """Kernels whose accesses are remembered, each with its text: those of the last candidates, which
 are captured for several input sets and often alike."""
@@ -128,7 +127,6 @@ def torch_share(program: Program) -> float:
 def launch_facts(
     program: Program, binaries: Sequence[Binary | Failure | None]
 ) -> tuple[LaunchFacts, ...]:
-    """The launches of one forward call, with what their compilation gave."""
     found = list[LaunchFacts]()
     launches = [node for node in _called(program) if isinstance(node, Launch)]
     for node in launches[:MAX_LAUNCHES]:
@@ -182,14 +180,8 @@ _kept_module = lru_cache(maxsize=MAX_MODULES)(_module)
 
 
 def _access(use: Use | None) -> Access:
-    if use is None:
-        return Access.NONE
-    found = Access.NONE
-    if use.is_read:
-        found |= Access.READ
-    if use.is_written:
-        found |= Access.WRITE
-    return found
+    is_read, is_written = (use.is_read, use.is_written) if use else (False, False)
+    return (Access.READ if is_read else Access.NONE) | (Access.WRITE if is_written else Access.NONE)
 
 
 NUM_AHEAD = 4
@@ -200,7 +192,6 @@ OF_OUTPUT = re.compile(r"\A(?!line ).*\boutput(?: (\d+))?(?:\[[\d, ]*\])?: expec
 SEQUENCES = ("list", "tuple")
 """Types that forward may return beside a tensor."""
 MAX_THREADS = 1024
-"""Threads of a block."""
 MAX_READ_S = 4.0
 """Time in which all kernels of a program are read. It is the judge's own, and each kernel may take
 a second or two of it."""
@@ -356,24 +347,27 @@ class Programs:
         with self.phases.timed("compile"):
             return self.compiler.compile(program.kernels, program.target, is_rewritten=is_wide)
 
-    def require_binaries(self, program: Program, found: list[Binary | Failure]) -> None:
-        for kernel, one in zip(program.kernels, found, strict=True):
-            self._require_binary(kernel, one)
+    def require_binaries(
+        self,
+        program: Program,
+        found: Sequence[Binary | Failure | None],
+        *,
+        numbers: Collection[int] | None = None,
+    ) -> None:
+        """Raises Decided for a kernel that is not compiled, of these or of all."""
+        for number in range(len(found)) if numbers is None else numbers:
+            if not isinstance(one := found[number], Failure):
+                continue
+            status, reason = Status.COMPILE_ERROR, Reason.NOT_TRITON
+            if one.kind is FailureKind.INFRA:
+                status, reason = Status.INFRA_ERROR, Reason.ZYGOTE_GONE
+            elif one.kind is FailureKind.OUT_OF_RESOURCES:
+                status, reason = Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES
+            detail = self.at_line(one.line, f"{program.kernels[number].name}: {one.message}")
+            raise Decided(self.report(status, reason, detail))
 
     def require_kernels(self, program: Program, found: Sequence[Binary | Failure | None]) -> None:
-        for number in needed_kernels(program, found):
-            self._require_binary(program.kernels[number], found[number])
-
-    def _require_binary(self, kernel: Kernel, found: Binary | Failure | None) -> None:
-        if not isinstance(found, Failure):
-            return
-        status, reason = Status.COMPILE_ERROR, Reason.NOT_TRITON
-        if found.kind is FailureKind.INFRA:
-            status, reason = Status.INFRA_ERROR, Reason.ZYGOTE_GONE
-        elif found.kind is FailureKind.OUT_OF_RESOURCES:
-            status, reason = Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES
-        detail = self.at_line(found.line, f"{kernel.name}: {found.message}")
-        raise Decided(self.report(status, reason, detail))
+        self.require_binaries(program, found, numbers=needed_kernels(program, found))
 
     def at_line(self, line: int | None, message: str) -> str:
         return at_line(self.code, line or None, message)
@@ -529,22 +523,14 @@ class Programs:
 def needed_kernels(program: Program, binaries: Sequence[Binary | Failure | None]) -> list[int]:
     """Kernels without which a program cannot run: those outside of choices, and those of the first
     alternative of a choice whose alternatives all fail."""
-    found: list[int] = []
-    for nodes in (program.init, program.forward):
-        _collect(nodes, binaries, found)
-    return found
 
+    def needed(nodes: Iterable[Node]) -> Iterator[int]:
+        for node in nodes:
+            if isinstance(node, Launch):
+                yield node.kernel
+            elif isinstance(node, Choice):
+                kernels = [[*needed(one.nodes)] for one in node.alternatives]
+                if all(any(isinstance(binaries[one], Failure) for one in each) for each in kernels):
+                    yield from kernels[0]
 
-def _collect(
-    nodes: Sequence[Node], binaries: Sequence[Binary | Failure | None], found: list[int]
-) -> None:
-    for node in nodes:
-        if isinstance(node, Launch):
-            found.append(node.kernel)
-        elif isinstance(node, Choice):
-            kernels: list[list[int]] = []
-            for alternative in node.alternatives:
-                kernels.append([])
-                _collect(alternative.nodes, binaries, kernels[-1])
-            if all(any(isinstance(binaries[one], Failure) for one in each) for each in kernels):
-                found += kernels[0]
+    return [*needed(program.nodes)]

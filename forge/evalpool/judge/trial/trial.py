@@ -75,7 +75,6 @@ class Phases:
     program: bytes | None = None
     """Bytes of the candidate's program for the first input set, whatever became of it."""
     draw: Draw | None = None
-    """The inputs that it was judged on, once they were drawn."""
     moved_bytes: int | None = None
     """Bytes that the kernels of the last call in the problem's types loaded and stored, where they
     are counted."""
@@ -107,7 +106,6 @@ class Candidate:
 
     @property
     def host(self) -> HostCode:
-        """The findings about its host code."""
         return host_code(self.code, entry_point=self.entry_point)
 
     def under(self, rules: str) -> Candidate:
@@ -199,7 +197,6 @@ class Runner:
     table: JudgeTable
     is_ended: bool = False
     spent_s: float = 0.0
-    """Time for answers that the child itself took."""
 
     def end(self) -> int:
         if self.is_ended:
