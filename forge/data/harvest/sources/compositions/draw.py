@@ -156,6 +156,7 @@ def _lone(w: ModuleWriter) -> Value:
 def _tensor(w: ModuleWriter) -> Value:
     """An input of any rank."""
     letters = w.rng.choice(("BD", "BTD", "BTD", "BCHW", "MD", "BGTK", "BCL", "BCZHW", "BL"))
+    w.is_volume = "Z" in letters
     x = w.input([w.size(letter) for letter in letters])
     return replace(x, is_channels_first="C" in letters, is_positive=False)
 

@@ -192,6 +192,7 @@ _PRODUCTS: tuple[Callable[[ModuleWriter], Value], ...] = (
 
 def image_input(w: ModuleWriter, num_sides: int) -> Value:
     """An image, a signal or a volume with channels."""
+    w.is_volume = num_sides == 3
     dims = [w.size("B"), w.size("C"), *(w.size(letter) for letter in SIDES[num_sides])]
     if num_sides == 2 and w.rng.random() < 0.4:
         dims[3] = dims[2]

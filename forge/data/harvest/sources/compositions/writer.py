@@ -160,10 +160,12 @@ class SizeDraw:
         self._rng, self._moves = Random(f"{key}/{self._is_large}"), Random(f"{key}/moves")
         self._scale, self._factor = scale, factor
 
-    def draw(self, letter: str) -> Dim:
-        """A size without a name."""
+    def draw(self, letter: str, *, is_volume: bool) -> Dim:
+        """A size without a name. Those of volumes are few and small: what a convolution of one
+        costs a judge grows with all of them."""
         kind = vocabulary()["sizes"][letter]
-        first, last, step = kind["small"]
+        least = kind["small"][0]
+        first, last, step = kind.get("volume", kind["small"]) if is_volume else kind["small"]
         choices = kind["large"] if self._is_large else range(first, last + 1, step)
         place = self._rng.randrange(len(choices))
         if self._scale is SizeScale.OTHER:
@@ -171,7 +173,7 @@ class SizeDraw:
         size = choices[place]
         if self._is_large and letter in ("B", "M"):
             size = max(2, round(size * self._factor))
-        return Dim("", size, first, kind.get("multiple", 1))
+        return Dim("", size, least, kind.get("multiple", 1))
 
 
 Given = Value | Dim | str
@@ -255,6 +257,8 @@ class ModuleWriter:
         self.flops = 0.0
         self.largest = 0
         """Elements of the largest tensor."""
+        self.is_volume = False
+        """True if the input has three sides."""
         self._arguments: dict[str, _Argument] = {}
         self._setup: list[str] = []
         self._body: list[str] = []
@@ -278,7 +282,7 @@ class ModuleWriter:
 
     def size(self, letter: str) -> Dim:
         """A new size, as a constant of the module."""
-        drawn = self._draw.draw(letter)
+        drawn = self._draw.draw(letter, is_volume=self.is_volume)
         taken = self.constants.keys() | self._locals
         kind = vocabulary()["sizes"][letter]
         name = self._fresh(self.rng.choice(kind["names"]), taken)
