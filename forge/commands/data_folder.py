@@ -1,10 +1,10 @@
 """The output directory of `forge data build` and `forge data harvest`: made once, by one process.
 
-    .build/          work under way, with the key that it belongs to
+    .build/          work under way, with the facts that it belongs to
     manifest.json    settings, hashes, counts: written last, so that its presence means "whole"
 
-The key is a hash of all that decides the files. A directory with the same key is found done or
-continued; one with another key, or with files of somebody else, is refused.
+The facts are all that decides the files. A directory with the same facts is found done or
+continued; one with others, or with files of somebody else, is refused.
 """
 
 from __future__ import annotations
@@ -73,10 +73,7 @@ class OutputFolder:
             except ValueError:
                 found = dict[str, Any]()
             if found.get("key") != self.key:
-                raise ConfigError(
-                    f"{self.name}: {folder}: holds a build of other settings, inputs or code; name "
-                    "another directory, or delete this one"
-                )
+                raise self._of_others(found)
             hashes: dict[str, str] = found["outputs"]
             if all(
                 (folder / n).is_file() and hash_file(folder / n) == h for n, h in hashes.items()
@@ -90,9 +87,24 @@ class OutputFolder:
             )
         return None
 
+    def _of_others(self, found: Mapping[str, Any]) -> ConfigError:
+        """The error for a directory of work with other facts."""
+        names: list[str] = []
+        for name, own in self.facts.items():
+            other = found.get(name)
+            if other != own and isinstance(own, dict) and isinstance(other, dict):
+                names += [f"{name}.{key}" for key in own if own[key] != other.get(key)]
+            elif other != own:
+                names.append(name)
+        return ConfigError(
+            f"{self.name}: {self.path}: holds a build of other settings, inputs or code "
+            f"({', '.join(names)}); name another directory, or delete this one"
+        )
+
     @contextmanager
     def _work(self) -> Generator[Path]:
-        """The folder of work under way, for one process; files of another key are deleted."""
+        """The folder of work under way, for one process. Raises ConfigError for results of other
+        facts."""
         folder, work = self.path, self.path / WORK
         try:
             work.mkdir(parents=True, exist_ok=True)
@@ -108,13 +120,15 @@ class OutputFolder:
                 raise ConfigError(
                     f"{self.name}: {folder}: another build is writing to it"
                 ) from None
-            mark = work / "key"
-            if not mark.is_file() or mark.read_text() != self.key:
+            mark, facts = work / "facts.json", json.dumps(self.facts, sort_keys=True)
+            if not mark.is_file() or mark.read_text() != facts:
+                if any(file.stat().st_size for file in work.glob("*.jsonl")):
+                    raise self._of_others(json.loads(mark.read_text()) if mark.is_file() else {})
                 shutil.rmtree(work)
                 for old in (path for pattern in self.outputs for path in folder.glob(pattern)):
                     old.unlink()
                 work.mkdir()
-                write_whole(mark, self.key.encode())
+                write_whole(mark, facts.encode())
             yield work
         finally:
             os.close(lock)

@@ -158,6 +158,23 @@ def test_a_harvest_that_was_killed_writes_the_same_bytes(source, tmp_path, monke
     assert again.asked == []
 
 
+def test_a_harvest_that_was_killed_goes_on_elsewhere_but_not_by_another_torch(
+    source, tmp_path, monkeypatch
+):
+    with pytest.raises(BaseExceptionGroup):
+        run(source, tmp_path / "here", monkeypatch, FakePool(ends_after=9))
+    (tmp_path / "here").rename(tmp_path / "there")
+    results = tmp_path / "there/.build" / data_harvest.RESULTS
+    before = results.read_bytes()
+    assert before
+    with monkeypatch.context() as patched:
+        patched.setattr("forge.commands.data_folder._version", lambda name: f"another {name}")
+        with pytest.raises(ConfigError, match=r"there: holds a build of other .*versions\.torch"):
+            run(source, tmp_path / "there", monkeypatch, FakePool())
+    assert results.read_bytes() == before
+    assert run(source, tmp_path / "there", monkeypatch, FakePool())["pairs"]["correct"] == 6
+
+
 def test_ctrl_c_writes_the_rows_of_the_problems_that_are_done(source, tmp_path, monkeypatch):
     class Interrupted(FakePool):
         async def harvest(self, work: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
