@@ -210,7 +210,7 @@ def _lanes_of(
         _raise(access, FaultKind.OUT_OF_BOUNDS, bad, array, instances)
     if lanes is not None:
         offsets = np.where(lanes, offsets, 0)
-    crooked = offsets % access.size != 0
+    crooked = offsets & (access.size - 1) != 0  # a power of two; `%` takes five times as long
     if crooked.any():
         _raise(access, FaultKind.MISALIGNED, crooked, array, instances)
     return Part(instances, number, storage, Scattered(offsets), lanes)

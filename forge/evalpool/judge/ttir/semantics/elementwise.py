@@ -88,7 +88,8 @@ def divide(left: Array, right: Array) -> Array:
 def remainder(left: Array, right: Array) -> Array:
     """Remainder with the sign of the left operand."""
     quotient = divide(left, right)
-    return np.where(right == 0, left, left - quotient * right)
+    rest = left - quotient * right
+    return rest if right.all() else np.where(right == 0, left, rest)
 
 
 def multiply_high(left: Array, right: Array) -> Array:
