@@ -266,6 +266,10 @@ def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
     rng, n = w.rng, len(x.sides)
     kernels = _windows(w, n, (2, 3, 3, 4) if n < 3 else (2, 3, 3))
     strides = _windows(w, n, (1, 2, 2))
+    if n == 3:  # eight times as many places after it
+        halved = {i for i, stride in zip(x.sides, strides, strict=True) if stride > 1}
+        dims = (w.halved(dim) if i in halved else dim for i, dim in enumerate(x.dims))
+        x = replace(x, dims=(*dims,))
     paddings = _windows(w, n, (0, 1)) if min(kernels) > 2 else (0,) * n
     is_two = {*strides} == {2} and {*paddings} == {1} and {*kernels} == {3}
     extra = 1 if is_two and rng.random() < 0.5 else 0

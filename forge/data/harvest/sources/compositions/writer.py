@@ -156,8 +156,8 @@ class SizeDraw:
     """Draws sizes of a scale; structure is drawn elsewhere, so that it is the same at all."""
 
     def __init__(self, key: str, scale: SizeScale, *, factor: float = 1.0) -> None:
-        self._is_large = scale is SizeScale.LARGE
-        self._rng, self._moves = Random(f"{key}/{self._is_large}"), Random(f"{key}/moves")
+        self.is_large = scale is SizeScale.LARGE
+        self._rng, self._moves = Random(f"{key}/{self.is_large}"), Random(f"{key}/moves")
         self._scale, self._factor = scale, factor
 
     def draw(self, letter: str, *, is_volume: bool) -> Dim:
@@ -166,12 +166,12 @@ class SizeDraw:
         kind = vocabulary()["sizes"][letter]
         least = kind["small"][0]
         first, last, step = kind.get("volume", kind["small"]) if is_volume else kind["small"]
-        choices = kind["large"] if self._is_large else range(first, last + 1, step)
+        choices = kind["large"] if self.is_large else range(first, last + 1, step)
         place = self._rng.randrange(len(choices))
         if self._scale is SizeScale.OTHER:
             place = (place + self._moves.randrange(1, len(choices))) % len(choices)
         size = choices[place]
-        if self._is_large and letter in ("B", "M"):
+        if self.is_large and letter in ("B", "M"):
             size = max(2, round(size * self._factor))
         return Dim("", size, least, kind.get("multiple", 1))
 
@@ -289,6 +289,14 @@ class ModuleWriter:
         self.constants[name], self.sizes[name] = str(drawn.size), drawn.size
         self._meanings[name] = kind["meaning"]
         return replace(drawn, text=name)
+
+    def halved(self, dim: Dim) -> Dim:
+        """A constant of the module as half of what was drawn, unless for a card."""
+        if self._draw.is_large:
+            return dim
+        self.sizes[dim.text] = size = (dim.size + 1) // 2
+        self.constants[dim.text] = str(size)
+        return replace(dim, size=size)
 
     def input(
         self, dims: Sequence[Dim], *, kind: str = "", name: str = "", below: Dim | None = None
