@@ -89,13 +89,8 @@ class OutputFolder:
 
     def _of_others(self, found: Mapping[str, Any]) -> ConfigError:
         """The error for a directory of work with other facts."""
-        names: list[str] = []
-        for name, own in self.facts.items():
-            other = found.get(name)
-            if other != own and isinstance(own, dict) and isinstance(other, dict):
-                names += [f"{name}.{key}" for key in own if own[key] != other.get(key)]
-            elif other != own:
-                names.append(name)
+        before = _flat(found)
+        names = [name for name, one in _flat(self.facts).items() if before.get(name) != one]
         return ConfigError(
             f"{self.name}: {self.path}: holds a build of other settings, inputs or code "
             f"({', '.join(names)}); name another directory, or delete this one"
@@ -132,6 +127,15 @@ class OutputFolder:
             yield work
         finally:
             os.close(lock)
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts, those of a table as `table.name`."""
+    found: dict[str, Any] = {}
+    for name, value in facts.items():
+        table: dict[str, Any] = value if hasattr(value, "items") else {}
+        found |= {f"{name}.{key}": one for key, one in table.items()} or {name: value}
+    return found
 
 
 def common_facts(*packages: str, tokenizer: Path | None) -> dict[str, Any]:
