@@ -8,6 +8,7 @@ from tests.corpus.corpus import load
 PAIRS = load()
 QUICK = {
     "activations/swiglu",
+    "attention/flash_causal_lse",
     "attention/flash_forward",
     "conv/conv2d_implicit_gemm",
     "language/item_for_length",

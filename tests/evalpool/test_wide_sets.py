@@ -13,7 +13,9 @@ from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import Unjudgeable, leaves
 from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs
 from forge.evalpool.judge.numbers.opcount import count_work
+from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.domain import Domain
+from forge.evalpool.judge.wide.plants import Ground
 from forge.evalpool.judge.wide.reference import (
     NOISE,
     CannotWiden,
@@ -235,6 +237,17 @@ def test_plants_make_what_inputs_as_given_never_have(inputs: str, result: str, s
 
 FLOATS, WHOLE = "torch.randn(64, 64)", "torch.randint(-999, 999, (64, 64))"
 BITS = "torch.randint(0, 2, (64, 64)).float()"
+
+
+def test_a_row_that_is_grown_was_not_planted_before() -> None:
+    """Triton's tutorial masks attention with -1e6, which scores of a row grown twice exceed."""
+    kinds = ["large row", "grown row", "raised row"]
+    for _ in range(64):
+        value = torch.randn(3, 64, 16)
+        domain = Domain.of([value, torch.randn(3, 64, 16)], permutes=False)
+        groups = plants.make_rows(Ground(value=value, domain=domain, looks=Looks()), kinds)
+        assert {one.kind for one in groups} <= {*kinds}
+        assert max(float(one.values.abs().max()) for one in groups) < 1 << 15
 
 
 @pytest.mark.parametrize(

@@ -911,7 +911,8 @@ def make_rows(ground: Ground, kinds: Sequence[str]) -> list[Group]:
         taken[row.line] = True
     made, groups = ground.flat.clone(), list[Group]()
     for row in sorted(found, key=lambda one: one.kind in COPIES):
-        values, stays = made[row.line].double(), [(ground.number, row.line)]
+        # Not of another plant, where rows meet: one grown twice is beyond what people mask with.
+        values, stays = ground.flat[row.line].double(), [(ground.number, row.line)]
         if row.kind in COPIES:
             values, source = _copied(ground, made, row, taken)
             stays += source
@@ -1008,7 +1009,7 @@ of such shapes of a set."""
 
 
 def _planned(ground: Ground, kinds: Sequence[str], lines: Sequence[Places]) -> list[_Row]:
-    """Rows that do not meet: half of another input's of the shape, then own ones."""
+    """Rows: half of another input's of the shape, which meet none, then own ones."""
     key, turn = (ground.value.shape, "rows"), ground.turn // 2 * len(lines) % len(kinds)
     left = [*kinds[turn:], *kinds[:turn]]
     found = [one for one in ground.shared.get(key, ()) if one.kind in kinds]
