@@ -5,6 +5,8 @@ fixtures start judges, engines and whole runs. Files whose tests take long come 
 `alone` runs while no other test does: see `alone.py`.
 """
 
+from __future__ import annotations
+
 import gc
 import os
 import shutil
@@ -12,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,11 +22,14 @@ from hypothesis import HealthCheck, settings
 from forge.store.layout import RunPaths
 from tests import canned
 from tests.alone import take_turn
-from tests.evalpool.benches import Bench, open_bench, open_gpu_bench
 from tests.examples import WHOLE
 
+if TYPE_CHECKING:
+    from tests.evalpool.benches import Bench
+
+# Read when torch starts, which no test may have imported yet: its threads would wait spinning.
 for name, value in (("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")):
-    os.environ.setdefault(name, value)  # read when torch starts: its threads would wait spinning
+    os.environ.setdefault(name, value)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)  # else children ignore Ctrl-C, too
 for name, num_examples in (("quick", 30), ("whole", WHOLE)):
@@ -104,6 +110,8 @@ def _start_order(item: pytest.Item) -> int:
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A judge of this process without a GPU, for all tests of a worker: its start takes 3 s."""
+    from tests.evalpool.benches import open_bench
+
     with open_bench(tmp_path_factory.mktemp("root")) as opened:
         yield opened
 
@@ -111,6 +119,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 @pytest.fixture(scope="session")
 def gpu_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """The same on the first card."""
+    from tests.evalpool.benches import open_gpu_bench
+
     with open_gpu_bench(tmp_path_factory.mktemp("gpu") / "root") as opened:
         yield opened
 
