@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from forge.config.schema import GrpoStage, LoraTable, ModelTable
 from forge.errors import ConfigError
 from forge.records import Sample
 from forge.runner.plan.memory import KEYS_PER_TOKEN as PLANNED_KEYS
+from forge.train.trainer.packed import head
 from forge.train.trainer.packed.sequences import KEYS_PER_TOKEN, RowLayout, Sequence, cut_batch
 from tests.architectures import SIZES
 from tests.train.samples import make_group
@@ -47,6 +49,7 @@ def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def assert_same(trainer: Any, *, max_tokens: int) -> None:
+    """The padded rows are scored by the chunked head, as on a GPU, the others by that of a CPU."""
     found = {}
     batch = trainer.sequences_of(make_batch(), version=0)
     for layout in RowLayout:
@@ -55,7 +58,8 @@ def assert_same(trainer: Any, *, max_tokens: int) -> None:
         assert all(("packed_keys" in m.inputs) <= (layout is RowLayout.SHARED) for m in cut)
         trainer.stats.num_passes += 1
         trainer.model.zero_grad()
-        loss = trainer.training_step(trainer.model, cut).item()
+        with patch.object(head, "SMALL", 0 if layout is RowLayout.PADDED else head.SMALL):
+            loss = trainer.training_step(trainer.model, cut).item()
         named = trainer.model.named_parameters()
         found[layout] = loss, {n: p.grad.clone() for n, p in named if p.requires_grad}
     want, gradients = found[RowLayout.PADDED]
@@ -73,6 +77,18 @@ def test_loss_and_gradient_are_those_of_padded_rows(
 ) -> None:
     trainer.loss_type = kind
     assert_same(trainer, max_tokens=max_tokens)
+
+
+def test_a_token_has_the_same_scores_from_the_chunked_head_and_from_all_logits(
+    trainer: Any,
+) -> None:
+    batch = trainer.sequences_of(make_batch(), version=0)
+    for m in cut_batch(batch, max_tokens=200, layout=RowLayout.PADDED):
+        got = head.score(trainer.model, m)
+        with patch.object(head, "SMALL", 0):
+            want = head.score(trainer.model, m)
+        torch.testing.assert_close((got.logps, got.entropy), (want.logps, want.entropy))
+        assert torch.equal(got.is_top, want.is_top)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +121,6 @@ def test_an_adapter_drops_nothing_in_grpo(
     tiny_model: Path, tmp_path: Path, is_continued: bool
 ) -> None:
     from forge.train.trainer import grpo as stage
-    from forge.train.trainer.packed.head import score
 
     lora, at = LoraTable(r=4, dropout=0.5), tmp_path / "adapter"
     trainer: Any = make_trainer(tiny_model, tmp_path, lora=lora)
@@ -126,7 +141,7 @@ def test_an_adapter_drops_nothing_in_grpo(
     for adapter in ("default", "ref") if is_continued else ("default",):
         policy.set_adapter(adapter)
         for m in cut_batch(batch, max_tokens=10_000, layout=RowLayout.SHARED):
-            first, second = (score(policy, m).logps for _ in range(2))
+            first, second = (head.score(policy, m).logps for _ in range(2))
             assert torch.equal(first, second)
 
 
@@ -146,16 +161,14 @@ def test_an_adapter_drops_nothing_in_grpo(
 def test_a_model_whose_logits_are_not_its_output_layers_is_refused(kind: str, why: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from forge.train.trainer.packed.head import add_head
-
     keys: dict[str, Any] = {key: value for key, value in SIZES.items() if key != "head_dim"}
     config = AutoConfig.for_model(kind, **keys, is_decoder=True)
     model = AutoModelForCausalLM.from_config(config).eval()
     if not why:
-        add_head(model, temperature=0.7)
+        head.add_head(model, temperature=0.7)
         return
     with pytest.raises(ConfigError, match=rf"model\.path: found \w+, .* trained: {why}"):
-        add_head(model, temperature=0.7)
+        head.add_head(model, temperature=0.7)
 
 
 @pytest.mark.long

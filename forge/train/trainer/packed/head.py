@@ -30,6 +30,9 @@ from forge.train.trainer.packed.sequences import MicroBatch
 VOCAB_CHUNK = 32_768
 """Columns of the head in one product, of 4,096 tokens: 268 MB in bf16."""
 
+SMALL = 1 << 24
+"""Logits that a CPU holds whole (67 MB): the chunked head computes them twice."""
+
 LOGIT_SIZE = 50.0
 """Standard deviation of the logits that a model is tried on; caps are 15 to 50."""
 MAX_DIFFERENCE = 0.05
@@ -96,11 +99,13 @@ def _scoring(
     head: Any, temperature: float, softcap: float | None, scale: float
 ) -> Callable[..., Any]:
     """The forward of an output layer, which scores `targets` if there are any."""
-    plain = head.forward
+    plain, is_plain = head.forward, softcap is None
 
     def forward(hidden: torch.Tensor, *, targets: torch.Tensor | None = None) -> Any:
         if targets is None:
             return plain(hidden)
+        if is_plain and hidden.is_cpu and len(hidden) * len(head.weight) <= SMALL:
+            return _of_logits(plain(hidden).float().mul_(scale / temperature), targets)
         extra = ("entropy", "is_top1") if torch.is_grad_enabled() else ()
         return ChunkedLogProbFunction.apply(
             hidden, head.weight, head.bias, targets, temperature, VOCAB_CHUNK, softcap, scale,
@@ -108,6 +113,14 @@ def _scoring(
         )  # fmt: skip
 
     return forward
+
+
+def _of_logits(logits: torch.Tensor, targets: torch.Tensor) -> tuple[Any, ...]:
+    """The outputs of `ChunkedLogProbFunction`, from all logits. [M, V]"""
+    logps = logits.log_softmax(-1)
+    with torch.no_grad():
+        entropy, is_top = -(logps.exp() * logps).sum(-1), logps.argmax(-1) == targets
+    return logps.gather(-1, targets[:, None])[:, 0], entropy, None, None, is_top
 
 
 class _Given(BaseModelOutputWithPast):
