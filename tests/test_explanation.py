@@ -7,9 +7,7 @@ import pytest
 
 from docs.generate.store import relations
 from forge.config.keys import all_keys
-from forge.config.schema import GrpoStage
-from forge.config.schema.judge import JudgeTable
-from forge.config.schema.rollout import RewardTable, RolloutTable
+from forge.config.schema import GrpoStage, JudgeTable, RewardTable, RolloutTable
 from forge.evalpool.judge.program import limits, questions
 from forge.evalpool.judge.program import policy as facts
 from forge.evalpool.judge.timing import baseline

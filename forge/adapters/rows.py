@@ -7,9 +7,7 @@ from typing import Any
 
 from forge.adapters.subjects import known_problems, problem_names
 from forge.config.keys import one_of
-from forge.config.schema import PromptTable
-from forge.config.schema.problems import RowFormat
-from forge.config.schema.rollout import PresetName
+from forge.config.schema import PresetName, PromptTable, RowFormat
 from forge.data.prompts.prompt_set import make_prompts
 
 

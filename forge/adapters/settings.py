@@ -13,9 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from forge.config.keys import one_of, validated
-from forge.config.schema import JudgeTable
-from forge.config.schema.judge import RulesName
-from forge.config.schema.problems import ConstantsTable, ProblemsTable
+from forge.config.schema import ConstantsTable, JudgeTable, ProblemsTable, RulesName
 from forge.errors import ConfigError, MachineError, pip_install
 from forge.evalpool.cards import require_target
 from forge.evalpool.site_packages import OPTION, require_installed

@@ -18,7 +18,7 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from forge.config.schema.problems import RowFormat, SourceTable
+from forge.config.schema import RowFormat, SourceTable
 from forge.data.answers import Extraction, defines, extract, is_cuda, parse
 from forge.data.pairs.rows import SUFFIXES
 from forge.data.problem_files import (

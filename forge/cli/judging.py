@@ -120,7 +120,7 @@ def judge(
         require_sources,
     )
     from forge.config.keys import one_of
-    from forge.config.schema.problems import Dtype, RowFormat
+    from forge.config.schema import Dtype, RowFormat
 
     settings = as_request(JudgeSettings, locals())
     if is_openenv and not is_serving:
@@ -229,7 +229,7 @@ def check_problems(
     from forge.commands.judge import problems as view
     from forge.commands.judge.judge import parse_overrides, parse_shapes
     from forge.config.keys import one_of
-    from forge.config.schema.problems import Dtype, RowFormat
+    from forge.config.schema import Dtype, RowFormat
 
     settings = as_request(JudgeSettings, locals())
     found = view.check_path(

@@ -32,9 +32,8 @@ from forge.adapters.settings import JudgeSettings
 from forge.commands.counter import Advance, open_counter
 from forge.commands.data_folder import OUTPUTS, OutputFolder, common_facts
 from forge.config.keys import one_of
-from forge.config.schema import JudgeTable, PromptTable
+from forge.config.schema import JudgeTable, PresetName, PromptTable
 from forge.config.schema.build import SplitTable
-from forge.config.schema.rollout import PresetName
 from forge.data.build.choice import HeldoutProblems
 from forge.data.build.output import (
     HELDOUT,

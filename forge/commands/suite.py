@@ -20,10 +20,15 @@ import tomli_w
 from forge.adapters.settings import JudgeSettings
 from forge.config.keys import one_of
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage, EvalTable, Experiment
-from forge.config.schema.judge import JudgeTable, ProtocolName
-from forge.config.schema.problems import is_hub_name
-from forge.config.schema.serving import SERVE_URL
+from forge.config.schema import (
+    SERVE_URL,
+    EvalStage,
+    EvalTable,
+    Experiment,
+    JudgeTable,
+    ProtocolName,
+    is_hub_name,
+)
 from forge.data.problem_files import find_files
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.devices import Gpu

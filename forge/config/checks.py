@@ -21,35 +21,35 @@ from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from forge.config.schema import (
+    CHATML,
     CLUSTER_ADDRESS,
+    DEFAULT_EVENTS,
     JUDGE_URL,
     SERVE_URL,
+    SHARED,
+    WEBHOOK,
     Budget,
+    DataSourceTable,
     DataTable,
     Experiment,
     GrpoStage,
     KeyPath,
     PlayStage,
     ProblemSource,
+    ProblemsTable,
     PromptTable,
     SearchStage,
     SftStage,
+    SourceTable,
+    Table,
     TomlValue,
     TrainStage,
-    split_of,
-)
-from forge.config.schema.base import Table
-from forge.config.schema.build import DataBuild
-from forge.config.schema.experiment import DEFAULT_EVENTS, WEBHOOK
-from forge.config.schema.problems import (
-    SHARED,
-    DataSourceTable,
-    ProblemsTable,
-    SourceTable,
     find_shape_mistakes,
     is_hub_name,
+    names_file,
+    split_of,
 )
-from forge.config.schema.training import CHATML, names_file
+from forge.config.schema.build import DataBuild
 from forge.records import Split
 
 Rows: TypeAlias = "Iterator[tuple[Any, str, str] | tuple[Any, str, str, bool]]"

@@ -28,10 +28,16 @@ from pydantic import ValidationError
 from forge.config.checks import PROMPT_FILES, Mistake, check, check_build, found_in
 from forge.config.keys import found_mistakes, without
 from forge.config.recipes import list_recipes
-from forge.config.schema import Experiment, KeyPath, TomlTable, TomlValue, dotted
+from forge.config.schema import (
+    Experiment,
+    KeyPath,
+    TomlTable,
+    TomlValue,
+    dotted,
+    is_hub_name,
+    names_file,
+)
 from forge.config.schema.build import DataBuild
-from forge.config.schema.problems import is_hub_name
-from forge.config.schema.training import names_file
 from forge.errors import ConfigError
 
 logger = logging.getLogger(__name__)

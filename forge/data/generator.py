@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 
-from forge.config.schema import ProblemsTable
-from forge.config.schema.problems import MAX_CHAIN
+from forge.config.schema import MAX_CHAIN, ProblemsTable
 from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, Chain, chains
 from forge.data.families.sizes import Dtype, Scale, Sizes, grown, in_dtype, scale_of

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from forge.config.schema.problems import Constant
+from forge.config.schema import Constant
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from forge.records.problem import INPUT_SETS, Shape, has_input_sets

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge.config.schema.training import CHATML, names_file
+from forge.config.schema import CHATML, names_file
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:

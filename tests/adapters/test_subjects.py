@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from forge.adapters.subjects import find_code, known_problems, read_answer, read_problem
-from forge.config.schema.problems import ConstantsTable
+from forge.config.schema import ConstantsTable
 from forge.data.problem_files import Overrides
 from forge.errors import ConfigError
 from forge.records import Reason

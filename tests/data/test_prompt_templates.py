@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
-from forge.config.schema import PromptTable
-from forge.config.schema.rollout import PresetName
+from forge.config.schema import PresetName, PromptTable
 from forge.data.answers import extract, fenced_blocks
 from forge.data.chat import ChatTemplate
 from forge.data.prompts.prompt_set import (

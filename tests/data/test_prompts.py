@@ -7,8 +7,7 @@ from typing import get_args
 
 import pytest
 
-from forge.config.schema import PromptTable
-from forge.config.schema.rollout import PresetName
+from forge.config.schema import PresetName, PromptTable
 from forge.data.prompts.prompt_set import (
     DeviceFacts,
     PromptFacts,

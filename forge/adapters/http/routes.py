@@ -31,8 +31,7 @@ from forge.adapters.subjects import (
     problem_names,
 )
 from forge.adapters.verdict import Verdict
-from forge.config.schema import RewardTable
-from forge.config.schema.problems import RowFormat
+from forge.config.schema import RewardTable, RowFormat
 from forge.data.problem_files import ProblemFile
 from forge.errors import ConfigError
 from forge.evalpool.keeper import TOKEN_VARIABLE

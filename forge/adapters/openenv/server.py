@@ -53,8 +53,7 @@ from forge.adapters.openenv.models import (
 )
 from forge.adapters.settings import JudgeSettings
 from forge.adapters.subjects import known_problems
-from forge.config.schema import PromptTable, RewardTable
-from forge.config.schema.problems import RowFormat
+from forge.config.schema import PromptTable, RewardTable, RowFormat
 from forge.errors import ConfigError, MachineError, pip_install
 from forge.evalpool.pool import Pool
 from forge.evalpool.served import PoolApp, error_with_pause, to_json_response

@@ -36,8 +36,7 @@ from forge.adapters.settings import MAX_JUDGES, JudgeSettings, checked_constants
 from forge.adapters.subjects import STDIN, KnownProblems, find_code, holds_several, read_source
 from forge.commands.counter import open_counter
 from forge.commands.turn_view import explain_packed
-from forge.config.schema import JudgeTable
-from forge.config.schema.problems import Constant, RowFormat, find_shape_mistakes
+from forge.config.schema import Constant, JudgeTable, RowFormat, find_shape_mistakes
 from forge.data.problem_files import Overrides, find_files
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_private_pool

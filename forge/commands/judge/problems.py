@@ -20,8 +20,7 @@ from forge.adapters.settings import MAX_JUDGES, JudgeSettings
 from forge.adapters.subjects import KnownProblems
 from forge.commands.counter import open_counter
 from forge.commands.judge.judge import require_path
-from forge.config.schema import JudgeTable
-from forge.config.schema.problems import RowFormat
+from forge.config.schema import JudgeTable, RowFormat
 from forge.data.problem_files import Overrides, ProblemFile
 from forge.errors import ConfigError
 from forge.evalpool.pool import examine_all, open_private_pool

@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.schema.base import PathValue, Positive, Share, Table
-from forge.config.schema.judge import JudgeTable
-from forge.config.schema.rollout import PromptTable
+from forge.config.schema import JudgeTable, PathValue, Positive, PromptTable, Share, Table
 
 
 class InputTable(Table):

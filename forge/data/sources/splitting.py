@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from random import Random
 
-from forge.config.schema import ProblemsTable
-from forge.config.schema.problems import MOST_HELDOUT, SHARED
+from forge.config.schema import MOST_HELDOUT, SHARED, ProblemsTable
 from forge.data.generator import is_generated
 from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError

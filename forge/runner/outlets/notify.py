@@ -34,7 +34,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from forge.config.schema.experiment import NotifyTable
+    from forge.config.schema import NotifyTable
     from forge.runner.live.progress import Console
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer

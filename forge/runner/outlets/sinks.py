@@ -27,7 +27,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from forge.config.schema.experiment import SinksTable
+    from forge.config.schema import SinksTable
     from forge.runner.live.progress import Console
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer

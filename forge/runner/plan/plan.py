@@ -12,8 +12,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from forge.config.schema import Experiment, GrpoStage, TrainStage
-from forge.config.schema.problems import SHARED
+from forge.config.schema import SHARED, Experiment, GrpoStage, TrainStage
 from forge.data.problems import in_split
 from forge.process.devices import Gpu
 from forge.records import Split

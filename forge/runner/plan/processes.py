@@ -11,8 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from forge.config.schema import Experiment, ServeTable, SftStage, TrainStage, with_half_a_card
-from forge.config.schema.training import ModelTable
+from forge.config.schema import (
+    Experiment,
+    ModelTable,
+    ServeTable,
+    SftStage,
+    TrainStage,
+    with_half_a_card,
+)
 from forge.errors import MachineError
 from forge.process.devices import Gpu
 from forge.runner.plan.machine import CORES_PER_CARD, Machine

@@ -8,9 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.config.schema import Experiment, GrpoStage, ModelTable, SftStage, TrainStage, split_of
-from forge.config.schema.problems import SHARED, is_hub_name
-from forge.config.schema.training import CHATML
+from forge.config.schema import (
+    CHATML,
+    SHARED,
+    Experiment,
+    GrpoStage,
+    ModelTable,
+    SftStage,
+    TrainStage,
+    is_hub_name,
+    split_of,
+)
 from forge.data.chat import ChatTemplate
 from forge.data.generator import is_ample
 from forge.data.problems import in_split, load_problems

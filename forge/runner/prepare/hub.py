@@ -23,9 +23,8 @@ from typing import Literal
 
 import anyio
 
-from forge.config.schema import DataTable, Experiment, ModelTable, ProblemsTable
+from forge.config.schema import DataTable, Experiment, ModelTable, ProblemsTable, is_hub_name
 from forge.config.schema.build import DataBuild
-from forge.config.schema.problems import is_hub_name
 from forge.data.chat import ChatTemplate
 from forge.data.template import FILE, SOURCES
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled

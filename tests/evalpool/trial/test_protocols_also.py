@@ -2,8 +2,7 @@
 
 import pytest
 
-from forge.config.schema import JudgeTable
-from forge.config.schema.judge import RulesName
+from forge.config.schema import JudgeTable, RulesName
 from forge.evalpool.judge.trial.trial import Candidate
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.benches import RELU, RELU_KERNEL, TABLE, Bench

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
-from forge.config.schema.experiment import NotifyTable
+from forge.config.schema import NotifyTable
 from forge.errors import ConfigError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
 from forge.records import Purpose, Status

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema.experiment import SinksTable
+from forge.config.schema import SinksTable
 from forge.errors import MachineError
 from forge.records import Metrics
 from forge.runner.outlets.sink_child import LATE_STEPS, Follower
