@@ -76,7 +76,7 @@ def bare_arms(work: Workload, arguments: dict[str, Any]) -> list[Arm]:
     """Measures vLLM alone, in this process."""
     import os
 
-    from forge.serve.vllm.settings import QUIET
+    from forge.serve.vllm.engine import QUIET
 
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -206,7 +206,7 @@ def run_bare(python: str, work: Workload, arguments: dict[str, Any]) -> list[Arm
 
 def bare_arguments(table: ServeTable, model: Path) -> dict[str, Any]:
     """Settings that our engine passes to vLLM, without those that only forge needs."""
-    from forge.serve.vllm.settings import engine_arguments, read_settings
+    from forge.serve.vllm.engine import engine_arguments, read_settings
 
     settings = read_settings(
         {

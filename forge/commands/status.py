@@ -31,15 +31,7 @@ from forge.views.run_state import (
     open_client,
     stage_names,
 )
-from forge.views.text.numbers import (
-    NONE,
-    at_least,
-    duration,
-    gigabytes,
-    memory,
-    minutes,
-    share,
-)
+from forge.views.text.numbers import NONE, at_least, duration, gigabytes, memory, minutes, share
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

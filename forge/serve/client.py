@@ -15,13 +15,7 @@ import anyio
 import numpy as np
 
 from forge.errors import ConfigError, MachineError
-from forge.process.ask import (
-    error_message,
-    open_client,
-    open_url_client,
-    parse_content,
-    send,
-)
+from forge.process.ask import error_message, open_client, open_url_client, parse_content, send
 from forge.process.strict_json import parse_json
 from forge.records import Completion, Finish
 from forge.serve.wire import COMPACT, MAGIC, unpack

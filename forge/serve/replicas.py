@@ -22,13 +22,7 @@ from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.devices import visibility
 from forge.process.environment import child_env
 from forge.records import EngineLoad
-from forge.serve.engines import (
-    check_adapters,
-    check_engine,
-    engine_argv,
-    resolve,
-    start_timeout_s,
-)
+from forge.serve.engines import check_adapters, check_engine, engine_argv, resolve, start_timeout_s
 from forge.serve.port import PREFIX_CACHE, SLEEP
 from forge.serve.replica import OpenEngineElsewhere, Replica
 from forge.serve.served import Served

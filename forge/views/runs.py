@@ -22,13 +22,7 @@ from forge.process.sockets import open_private_dir
 from forge.store.archive import is_archive, list_archives, unpack_to_read
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
-from forge.views.run_state import (
-    EVALUATIONS,
-    load_seconds,
-    load_stages,
-    run_state,
-    words_of,
-)
+from forge.views.run_state import EVALUATIONS, load_seconds, load_stages, run_state, words_of
 from forge.views.text.numbers import NONE, duration, when
 from forge.views.text.terminal import printable
 

@@ -10,9 +10,8 @@ import pytest
 
 from forge.serve.engine.rows import Draw, Knobs, uniforms
 from forge.serve.engine.worker import Worker
-from forge.serve.llama.engine import LlamaEngine
+from forge.serve.llama.engine import LlamaEngine, TokenSampler
 from forge.serve.llama.model import ModelSettings
-from forge.serve.llama.sampler import TokenSampler
 from forge.serve.port import EngineStatus
 from tests.serve.conftest import Reference
 from tests.serve.stepped import request, run

@@ -18,8 +18,7 @@ import forge.data.chat
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.records import Message
-from forge.serve.llama.export import export
-from forge.serve.llama.vocabulary import PRE, PROBES, SPACE
+from forge.serve.llama.export import PRE, PROBES, SPACE, export
 from tests.serve.conftest import Reference
 
 LONG = pytest.mark.long

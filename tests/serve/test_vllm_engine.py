@@ -22,9 +22,15 @@ from forge.process.shared_weights import share
 from forge.records import Finish
 from forge.serve.port import Chunk, Request
 from forge.serve.vllm.__main__ import make_app
-from forge.serve.vllm.engine import VllmEngine, checkpoint_shapes
-from forge.serve.vllm.library import Counters, Vllm, count_no_tokens
-from forge.serve.vllm.settings import MAX_LORAS, read_settings
+from forge.serve.vllm.engine import (
+    MAX_LORAS,
+    Counters,
+    Vllm,
+    VllmEngine,
+    checkpoint_shapes,
+    count_no_tokens,
+    read_settings,
+)
 from tests.serve.conftest import Reference
 from tests.serve.observed import until
 from tests.shared_memory import FakeIpc

@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from forge.errors import ConfigError
 from forge.serve.engine.rows import sample_seed
 from forge.serve.port import Request
-from forge.serve.vllm.engine import check_weights, checkpoint_shapes, sampled_logprobs
-from forge.serve.vllm.library import Counters, note_step
-from forge.serve.vllm.settings import (
+from forge.serve.vllm.engine import (
+    Counters,
+    check_weights,
+    checkpoint_shapes,
     engine_arguments,
     environment,
     lora_rank,
+    note_step,
     read_settings,
+    sampled_logprobs,
     sampling_arguments,
 )
 from tests.serve.conftest import Reference

@@ -39,12 +39,7 @@ from forge.runner.stages.run_context import RunContext
 from forge.store.reader import open_run
 from forge.store.resume import last_steps
 from forge.train.batch import BadBatch, SampleHeader, read_headers, read_state, write_batch
-from forge.train.checkpoints import (
-    ResumePoint,
-    checkpoints,
-    find_resume_point,
-    remove_checkpoints,
-)
+from forge.train.checkpoints import ResumePoint, checkpoints, find_resume_point, remove_checkpoints
 
 _EVALUATED = """
 SELECT step FROM v_evaluations WHERE stage = ? || step ORDER BY pass_at_1 DESC, step DESC

@@ -6,7 +6,7 @@ model that llama.cpp would compute differently from transformers is refused; any
 ConfigError of one line with the file. Converted matrices are f32 (`exact`) or bf16 (`fast`),
 vectors, biases and routers always f32, all finite. LoRA scaling is folded into B, so that rsLoRA
 and alpha_pattern are exact. The engine's GGUF files hold no vocabulary, since forge tokenises
-itself; `vocabulary` adds one to an exported file.
+itself; `export` adds one to an exported file.
 """
 
 from __future__ import annotations

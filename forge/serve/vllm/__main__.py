@@ -25,9 +25,13 @@ from forge.errors import ConfigError, MachineError
 from forge.process.lease import hold_lease
 from forge.process.server.serving import serve
 from forge.serve.engine.endpoints import log_to_stderr, make_endpoints
-from forge.serve.vllm.engine import VllmEngine
-from forge.serve.vllm.library import open_vllm
-from forge.serve.vllm.settings import VllmSettings, engine_arguments, read_settings
+from forge.serve.vllm.engine import (
+    VllmEngine,
+    VllmSettings,
+    engine_arguments,
+    open_vllm,
+    read_settings,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """An EnginePort over vLLM's AsyncLLM: samples, adapters, weights, sleep.
 
-AsyncLLM passes requests to its own process (EngineCore), which owns the GPU.
+AsyncLLM passes requests to its own process (EngineCore), which owns the GPU. Names are those of
+vLLM 0.24, which `open_vllm` alone imports.
 
     generate ─▶ one vLLM request for each sample, with the adapter of its start ─▶ EngineCore
     load_weights ─▶ adapter: for new samples; running samples end on the old one
@@ -27,6 +28,7 @@ import numpy as np
 
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.busy import BusyClock
+from forge.process.gpu_locks import card_turns
 from forge.process.shared_weights import is_shared, shared_shapes
 from forge.records import Finish
 from forge.serve import port
@@ -40,10 +42,276 @@ from forge.serve.checkpoint_files import (
     read_lora_config,
     weight_files,
 )
+from forge.serve.engine.rows import sample_seed
 from forge.serve.engine.worker import FAULT_EXIT
 from forge.serve.port import Chunk, EngineSample, EngineStatus, Request, check_score
-from forge.serve.vllm.library import Vllm
-from forge.serve.vllm.settings import MAX_LORAS, VllmSettings, sampling_arguments, scoring_arguments
+
+
+@dataclass(slots=True)
+class Counters:
+    """Numbers of vLLM's scheduler after a step; updated by its listener."""
+
+    running: int = 0
+    kv_use: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vllm:
+    """The parts of the library that forge uses: an engine, and constructors of its arguments."""
+
+    llm: Any
+    make_sampling: Callable[..., Any]
+    """SamplingParams, with its output_kind by name."""
+    make_lora: Callable[..., Any]
+    make_prompt: Callable[[list[int]], Any]
+    dead_error: type[Exception]
+    num_vocab: int
+    counters: Counters = field(default_factory=Counters)
+
+
+def open_vllm(settings: VllmSettings) -> Vllm:
+    """Start EngineCore: a minute with CUDA graphs, less without. Raises vLLM's errors."""
+    for name, value in environment(settings).items():
+        os.environ.setdefault(name, value)
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+    from vllm.inputs.engine import tokens_input  # pyright: ignore[reportMissingImports]
+    from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+    from vllm.sampling_params import RequestOutputKind, SamplingParams  # pyright: ignore[reportMissingImports]
+    from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+    from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
+
+    def make_sampling(*, output_kind: str, **arguments: Any) -> Any:
+        return SamplingParams(output_kind=RequestOutputKind[output_kind], **arguments)
+
+    counters = Counters()
+    # Timing waits until the weights are loaded and the graphs are captured.
+    with card_turns(settings.shared_gpus)():
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**engine_arguments(settings)), stat_loggers=[_listener(counters)]
+        )
+    count_no_tokens(llm)
+    return Vllm(
+        llm=llm,
+        make_sampling=make_sampling,
+        make_lora=LoRARequest,
+        make_prompt=tokens_input,
+        dead_error=EngineDeadError,
+        num_vocab=llm.model_config.get_vocab_size(),
+        counters=counters,
+    )
+
+
+def count_no_tokens(llm: Any) -> None:
+    """Keep vLLM's scheduler statistics and disable those of each token: with log probabilities,
+    Python code for each token in this process limits the tokens per second.
+
+    AsyncLLM starts its output handler again with the first request, and then reads `log_stats`."""
+    llm.output_handler.cancel()
+    llm.output_handler = None
+    llm.log_stats = llm.output_processor.log_stats = False
+    llm.output_processor.lora_states.log_stats = False
+
+
+def _listener(counters: Counters) -> type:
+    """A class that vLLM instantiates and calls after each step. It derives from the Prometheus
+    logger, which vLLM would add otherwise and which costs more than the rest of a step's
+    bookkeeping."""
+    from vllm.v1.metrics.loggers import PrometheusStatLogger  # pyright: ignore[reportMissingImports]
+
+    class Listener(PrometheusStatLogger):
+        def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+            del vllm_config, engine_indexes
+
+        def record(
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+        ) -> None:
+            del iteration_stats, mm_cache_stats, engine_idx
+            note_step(counters, scheduler_stats)
+
+        def log_engine_initialized(self) -> None:
+            return
+
+        def log(self) -> None:
+            return
+
+        def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+            del sleep, level
+
+    return Listener
+
+
+def note_step(counters: Counters, scheduled: Any) -> None:
+    if scheduled is not None:
+        counters.running = scheduled.num_running_reqs
+        counters.kv_use = scheduled.kv_cache_usage
+
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has kernels for; 1 is left out, since 8 costs no more."""
+MAX_LORAS = 4
+"""Adapters served at once: the newest, and those of unfinished samples. One of rank 64 on an 8B
+model takes 340 MB."""
+BATCH_TOKENS = 8192
+"""Tokens of one step: enough for prompts to use the GPU, few enough for decoding never to wait
+long."""
+
+QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # It cannot return the log probabilities that we need, and it looks for a compiler.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # Ranks of a replica meet on this host.
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+"""Environment of the child; the experiment's `serve.env` replaces entries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    model_dir: Path
+    context_tokens: int
+    slots: int
+    is_exact: bool
+    memory_share: float
+    tensor_parallel: int
+    is_eager: bool
+    max_lora_rank: int
+    """Maximum rank of adapters; 0 if none will be served."""
+    shared_gpus: tuple[str, ...]
+    """UUIDs of GPUs on which other processes time kernels or train."""
+    seed: int
+    version: int
+    max_positions: int | None
+    """Longest sequence of the model; None if its config does not say."""
+
+    @property
+    def can_sleep(self) -> bool:
+        """True on a shared GPU. Elsewhere it is not worth its cost: vLLM must keep weights
+        movable."""
+        return bool(self.shared_gpus)
+
+
+def read_settings(config: Mapping[str, Any]) -> VllmSettings:
+    """Read the supervisor's config. Raises ConfigError for a context that is longer than the
+    model's, and for several ranks on shared GPUs: a rank that waits for its turn would block the
+    other, which waits for it in turn."""
+    model_dir = Path(config["model_dir"])
+    found = read_json(model_dir / "config.json")
+    text = found.get("text_config") or found
+    max_positions = text.get("max_position_embeddings")
+    context_tokens = config["context_tokens"]
+    if max_positions is not None and context_tokens > max_positions:
+        raise ConfigError(
+            f"serve.context_tokens = {context_tokens}: {model_dir} knows {max_positions} positions"
+        )
+    if config.get("tensor_parallel", 1) > 1 and config.get("shared_gpus"):
+        raise ConfigError("serve.tensor_parallel above 1 needs GPUs that are not shared")
+    return VllmSettings(
+        model_dir=model_dir,
+        context_tokens=context_tokens,
+        slots=config["slots"],
+        is_exact=config["precision"] == "exact",
+        memory_share=config.get("memory_share", 0.85),
+        tensor_parallel=config.get("tensor_parallel", 1),
+        is_eager=config.get("eager", False),
+        max_lora_rank=config.get("max_lora_rank", 0),
+        shared_gpus=tuple(config.get("shared_gpus", ())),
+        seed=config.get("seed", 0),
+        version=config.get("version", 0),
+        max_positions=max_positions,
+    )
+
+
+def environment(settings: VllmSettings) -> dict[str, str]:
+    """Variables to set before vLLM is imported, unless they are set already."""
+    long = settings.max_positions is not None and _model_len(settings) > settings.max_positions
+    # The extra position is never evaluated: it is room for the token that a score generates.
+    return QUIET | ({"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"} if long else {})
+
+
+def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": str(settings.model_dir),
+        "dtype": "float32" if settings.is_exact else "bfloat16",
+        "seed": settings.seed,
+        "max_model_len": _model_len(settings),
+        "max_num_seqs": settings.slots,
+        "max_num_batched_tokens": max(BATCH_TOKENS, settings.slots),
+        "gpu_memory_utilization": settings.memory_share,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "enforce_eager": settings.is_eager,
+        "enable_prefix_caching": True,
+        # Token ids in and out: texts are ours.
+        "skip_tokenizer_init": True,
+        # Of the sampled distribution, as in every engine of ours.
+        "logprobs_mode": "processed_logprobs",
+        # A checkpoint's own sampling defaults are not ours.
+        "generation_config": "vllm",
+        "worker_extension_cls": "forge.serve.vllm.extension.ForgeWorker",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "enable_sleep_mode": settings.can_sleep,
+    }
+    if settings.max_lora_rank:
+        arguments |= {
+            "enable_lora": True,
+            "max_lora_rank": lora_rank(settings.max_lora_rank),
+            "max_loras": MAX_LORAS,
+            "max_cpu_loras": MAX_LORAS,
+        }
+    if settings.shared_gpus:
+        # Each step must be done with the GPU when it ends, so none is queued in advance.
+        arguments["async_scheduling"] = False
+    return arguments
+
+
+def _model_len(settings: VllmSettings) -> int:
+    """A score generates one token after the last, and vLLM needs room for it."""
+    return settings.context_tokens + 1
+
+
+def lora_rank(rank: int) -> int:
+    """The smallest rank of vLLM that holds `rank`. Raises ConfigError above the largest."""
+    if rank > LORA_RANKS[-1]:
+        raise ConfigError(f"model.lora.r = {rank}: vllm serves up to {LORA_RANKS[-1]}")
+    return next(size for size in LORA_RANKS if size >= rank)
+
+
+def sampling_arguments(request: Request, index: int) -> dict[str, Any]:
+    """Keywords of `SamplingParams` for one sample of a request."""
+    return {
+        "n": 1,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "seed": sample_seed(request.seed, index),
+        "max_tokens": request.max_tokens,
+        "stop_token_ids": list(request.stop_token_ids),
+        # Only the request's stop tokens end a completion.
+        "ignore_eos": True,
+        # Only the sampled token's log probability.
+        "logprobs": 0,
+        "flat_logprobs": True,
+        "detokenize": False,
+        "skip_clone": True,
+    }
+
+
+def scoring_arguments() -> dict[str, Any]:
+    """Keywords of `SamplingParams` for the log probabilities of a prompt's own tokens."""
+    return {
+        "n": 1,
+        "temperature": 0.0,
+        "max_tokens": 1,
+        "ignore_eos": True,
+        "prompt_logprobs": 0,
+        "detokenize": False,
+    }
+
 
 logger = logging.getLogger(__name__)
 

@@ -34,12 +34,7 @@ from forge.evalpool.judge.compiler.binary import (
     parse_binary,
 )
 from forge.evalpool.judge.compiler.cache import Cache, key_of
-from forge.evalpool.judge.compiler.text import (
-    Refused,
-    check_text,
-    may_exceed,
-    source_line,
-)
+from forge.evalpool.judge.compiler.text import Refused, check_text, may_exceed, source_line
 from forge.evalpool.judge.program.format import Kernel
 from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit

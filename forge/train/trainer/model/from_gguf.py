@@ -128,9 +128,7 @@ def make_tokenizer(source: GgufModel) -> Any:
     try:
         from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
     except ImportError:  # transformers 5.17 and older
-        from transformers.integrations.ggml import (
-            convert_gguf_tokenizer,  # pyright: ignore[reportAttributeAccessIssue]
-        )
+        from transformers.integrations.ggml import convert_gguf_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
 
     def value(key: str) -> Any:
         return source.metadata.get(f"tokenizer.ggml.{key}")

@@ -100,9 +100,7 @@ class _Quantizer(Bnb4BitHfQuantizer):
         return [*kept, *_routers(model)]
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        from bitsandbytes.nn.parametrize import (  # pyright: ignore[reportMissingImports]
-            replace_parameter_4bit_prequantized,
-        )
+        from bitsandbytes.nn.parametrize import replace_parameter_4bit_prequantized  # pyright: ignore[reportMissingImports]
 
         for path, stored in list(model.named_parameters()):
             if (state := self.states.get(path)) is not None:
@@ -125,9 +123,7 @@ class _Quantize(ConversionOps):
 
     def convert(self, input_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Quantized parameters by name."""
-        from bitsandbytes.functional import (  # pyright: ignore[reportMissingImports]
-            quantize_4bit,
-        )
+        from bitsandbytes.functional import quantize_4bit  # pyright: ignore[reportMissingImports]
 
         model, quantizer = kwargs["model"], self._quantizer
         found, linear = dict[str, Any](), dict[str, Any]()

@@ -20,12 +20,7 @@ import torch
 from forge.process.lease import collector_paused, hold_lease
 from forge.train.checkpoints import link_or_copy
 from forge.train.trainer.child.settings import model_class
-from forge.train.trainer.publish.weights import (
-    named_dtype,
-    save_weights,
-    snapshot,
-    stored_dtype,
-)
+from forge.train.trainer.publish.weights import named_dtype, save_weights, snapshot, stored_dtype
 
 MAX_GAP = 0.1
 """Maximum mean |difference of log-probabilities| from the run's own weights, both computed in the
