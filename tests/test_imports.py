@@ -206,7 +206,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     # The reward's settings pass through a rollout on their way to rewards.
     "forge/rollout/play.py": {"config.schema"},
     # An engine renders a chat with the same template code as training.
-    "forge/serve/engine/formats.py": {"data"},
+    "forge/serve/engine/endpoints.py": {"data"},
     # A source with a fault of its own needs no judge.
     "forge/adapters/answering.py": {"evalpool.judge.channel", "evalpool.judge.trial"},
     # A stored program is read where it is printed; that takes neither torch nor a judge.

@@ -26,18 +26,20 @@ from forge.install.builds import (
     is_reachable,
     read_rocm_version,
 )
-from forge.install.project import (
+from forge.install.setup import (
+    Installer,
     Project,
     Stamp,
     drop_triton,
     find_damaged,
+    find_faults,
     fingerprint,
     is_done,
     load_project,
     pin_torch,
+    run_command,
     write_stamp,
 )
-from forge.install.setup import Installer, find_faults, run_command
 from forge.serve import engines
 
 ROOT = Path(__file__).resolve().parents[1]

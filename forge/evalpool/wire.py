@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import anyio
@@ -24,14 +25,37 @@ from forge.process.server.bodies import INVALID, UNKNOWN_KEY, Body
 from forge.process.server.door import Refused, read_object
 from forge.records.examination import Examination
 from forge.records.problem import ReferenceModule
-from forge.records.typed import require_types
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import httpx
     from starlette.requests import Request
+
+LARGEST = 1 << 53
+"""Integers below it are exact in JSON everywhere and fit into a column of the store."""
+NUMBERS = (int, float)
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "int": (int,),
+    "float": NUMBERS,
+    "float | None": (*NUMBERS, type(None)),
+}
+"""Allowed types by annotation; other annotations are not checked."""
+
+
+def require_types(record: Any) -> None:
+    """Raise TypeError or ValueError if a field of a dataclass that came from another process has
+    another type, or an integer is out of range: the store and the loop take neither."""
+    for each in fields(record):
+        value, allowed = getattr(record, each.name), TYPES.get(str(each.type))
+        if allowed is None:
+            continue
+        if type(value) not in allowed:
+            raise TypeError(f"{each.name}: found {type(value).__name__}; {each.type} is needed")
+        if type(value) is int and not -LARGEST < value < LARGEST:
+            raise ValueError(f"{each.name}: found an integer beyond 53 bits")
+
 
 MAX_BODY_BYTES = 16 << 20
 """A source of 5 MB, escaped, and its problem."""

@@ -2,12 +2,17 @@
 
 Of a machine that lacks something, each missing thing is one line. torch is the first step, and the
 installed build is pinned, so that no later step replaces it. Each step may run again: pip skips
-what is complete. The output of pip, and of the compiler below it, is the progress of a step.
+what is complete. The output of pip, and of the compiler below it, is the progress of a step. The
+stamp `.venv/setup.json` is written at the end, so that the next setup has nothing to do.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,14 +20,174 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from forge.errors import MachineError
 from forge.install import builds
-from forge.install import project as packages
+
+EXTRAS = ("judge", "train", "llama", "dev")
+ELSEWHERE = ("forge-kernels", "torch", "llama-cpp-python")
+"""Requirements of these extras that are no part of the step: steps of their own, and an extra that
+another one includes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """Content of pyproject.toml and constraints.txt."""
+
+    tables: dict[str, Any]
+    constraints: str
+
+    @property
+    def requirements(self) -> list[str]:
+        """All requirements except torch and llama.cpp, which have their own steps."""
+        wanted = list(self.tables["project"]["dependencies"])
+        for extra in EXTRAS:
+            wanted += self._extra(extra)
+        return [line for line in wanted if _name(line) not in ELSEWHERE]
+
+    @property
+    def llama(self) -> str:
+        """The requirement of llama-cpp-python, with an exact version."""
+        return next(line for line in self._extra("llama") if _name(line) == "llama-cpp-python")
+
+    @property
+    def torch(self) -> str:
+        """The tested version of torch, as a requirement."""
+        return next(line for line in self.constraints.splitlines() if _name(line) == "torch")
+
+    def _extra(self, name: str) -> list[str]:
+        return self.tables["project"]["optional-dependencies"][name]
+
+
+def _name(requirement: str) -> str:
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", found.group()).lower() if found else ""
+
+
+def load_project(root: Path) -> Project:
+    tables = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    constraints = (root / "constraints.txt").read_text(encoding="utf-8")
+    return Project(tables=tables, constraints=constraints)
+
+
+def pin_torch(constraints: str, *, torch: str, triton: str | None) -> str:
+    """The constraints with the installed torch, and with its triton if torch brought one."""
+    replaced = {"torch", "triton"} if _brings_triton(torch, triton) else {"torch"}
+    lines = [line for line in constraints.splitlines() if _name(line) not in replaced]
+    lines.append(f"torch=={torch}")
+    if triton is not None and "triton" in replaced:
+        lines.append(f"triton=={triton}")
+    return "\n".join(lines) + "\n"
+
+
+def drop_triton(requirements: Sequence[str], *, torch: str, triton: str | None) -> list[str]:
+    """The requirements without PyPI's triton if torch brought its own, which it would overwrite."""
+    is_there = _brings_triton(torch, triton) and triton is None
+    return [line for line in requirements if not (is_there and _name(line) == "triton")]
+
+
+def _brings_triton(torch: str, triton: str | None) -> bool:
+    """True if the build of torch determines triton: CUDA and ROCm builds do, CPU builds do not."""
+    return "+rocm" in torch or (triton is not None and not torch.endswith("+cpu"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """Result of the last complete setup."""
+
+    fingerprint: str
+    torch: str
+    """Build of torch: cpu, cuda, rocm, or the user's own requirement."""
+    root: str
+    """Directory of the checkout: the environment's scripts carry absolute paths."""
+    llama: str = "cpu"
+    """Build of llama.cpp: cpu, cuda, hip or vulkan."""
+
+
+def fingerprint(project: Project, root: Path, env: Mapping[str, str]) -> str:
+    """Hash of everything that determines the packages, except the choices in the stamp."""
+    inputs = [
+        project.tables["project"],
+        project.tables["build-system"],
+        project.constraints,
+        env.get("CMAKE_ARGS", ""),
+        *(
+            path.read_text(encoding="utf-8")
+            for path in sorted((root / "forge/install").glob("*.py"))
+        ),
+    ]
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
+
+
+def read_stamp(venv: Path) -> Stamp | None:
+    """The stamp, or None if setup never completed."""
+    try:
+        return Stamp(**json.loads((venv / "setup.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_done(
+    venv: Path,
+    *,
+    root: Path,
+    wanted: str,
+    torch: str | None,
+    python: str | None,
+    llama: str | None = None,
+) -> bool:
+    """True if the last setup made what is wanted now. None accepts its torch, Python or llama."""
+    stamp = read_stamp(venv)
+    if stamp is None or stamp.fingerprint != wanted or stamp.root != str(root):
+        return False
+    are_accepted = (
+        torch in (None, stamp.torch)
+        and python in (None, find_python(venv))
+        and llama in (None, stamp.llama)
+    )
+    return are_accepted and (venv / "bin" / "forge").exists()
+
+
+def write_stamp(venv: Path, stamp: Stamp) -> None:
+    staged = venv / "setup.json.new"
+    staged.write_text(json.dumps(asdict(stamp)), encoding="utf-8")
+    staged.replace(venv / "setup.json")
+
+
+def find_version(site: Path, name: str) -> str | None:
+    """Version of an installed distribution, or None."""
+    return next((d.version for d in distributions(name=name, path=[str(site)])), None)
+
+
+def find_python(venv: Path) -> str | None:
+    """Name of the interpreter of an environment, `python3.11`, or None."""
+    return next((path.name for path in sorted(venv.glob("lib/python3*"))), None)
+
+
+def find_damaged(site: Path) -> list[Path]:
+    """dist-info directories without a RECORD, or whose RECORD lists an absent or truncated file."""
+    return [info for info in sorted(site.glob("*.dist-info")) if not _is_complete(info)]
+
+
+def _is_complete(info: Path) -> bool:
+    try:
+        rows = list(csv.reader((info / "RECORD").read_text(encoding="utf-8").splitlines()))
+        return all(
+            (info.parent / row[0]).stat().st_size == int(row[2])
+            for row in rows
+            if len(row) == 3 and row[2] and not row[0].endswith(".pyc")
+        )
+    except (OSError, ValueError):
+        return False
+
 
 GIB = 1 << 30
 VENV_BYTES = {"cpu": 5 * GIB, "cuda": 14 * GIB, "rocm": 22 * GIB}
@@ -39,16 +204,14 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
     choices. `PYTHON` means that the user asked for this interpreter (make exports its command
     line); without it an existing environment keeps its own."""
     venv = root / ".venv"
-    project = packages.load_project(root)
-    wanted = packages.fingerprint(project, root, env)
+    project = load_project(root)
+    wanted = fingerprint(project, root, env)
     asked = env.get("TORCH") or None
     asked_llama = env.get("LLAMA") or None
     python = "python{}.{}".format(*sys.version_info[:2]) if env.get("PYTHON") else None
-    if packages.is_done(
-        venv, root=root, wanted=wanted, torch=asked, python=python, llama=asked_llama
-    ):
+    if is_done(venv, root=root, wanted=wanted, torch=asked, python=python, llama=asked_llama):
         return
-    last = packages.read_stamp(venv)
+    last = read_stamp(venv)
     name = asked or (last.torch if last else builds.detect_accelerator(env))
     llama = builds.choose_llama(asked_llama or (last.llama if last else "cpu"), env)
     is_installed = (venv / "bin" / "forge").exists()
@@ -63,12 +226,12 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
     )
     installer = Installer(root, project, env)
     is_moved = last is not None and last.root != str(root)
-    installer.make_venv(is_unfit=is_moved or python not in (None, packages.find_python(venv)))
+    installer.make_venv(is_unfit=is_moved or python not in (None, find_python(venv)))
     installer.install_torch(choice, is_other=last is not None and last.torch != name)
     installer.install_rest(llama)
     installer.compile_bytecode()
-    stamp = packages.Stamp(fingerprint=wanted, torch=name, root=str(root), llama=llama.name)
-    packages.write_stamp(venv, stamp)
+    stamp = Stamp(fingerprint=wanted, torch=name, root=str(root), llama=llama.name)
+    write_stamp(venv, stamp)
     sys.stderr.write("setup: done\n")
 
 
@@ -120,7 +283,7 @@ GRACE_S = 5.0
 class Installer:
     """Runs the steps against the `.venv` of one checkout."""
 
-    def __init__(self, root: Path, project: packages.Project, env: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, project: Project, env: Mapping[str, str]) -> None:
         self._root = root
         self._venv = root / ".venv"
         self._python = self._venv / "bin" / "python"
@@ -132,7 +295,7 @@ class Installer:
         with another Python)."""
         if is_unfit or not self._succeeds("import pip"):
             self._create_venv()
-        for info in packages.find_damaged(self._site):
+        for info in find_damaged(self._site):
             shutil.rmtree(info)  # pip then installs it again
         for leftover in self._site.glob("~*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -146,18 +309,18 @@ class Installer:
 
     def install_rest(self, llama: builds.LlamaChoice) -> None:
         """Installs dependencies, llama.cpp, then forge without dependencies: torch is unchanged."""
-        torch = packages.find_version(self._site, "torch")
+        torch = find_version(self._site, "torch")
         if torch is None:
             raise MachineError(
                 "TORCH= must be cpu, cuda, rocm or a requirement that installs torch"
             )
-        triton = packages.find_version(self._site, "triton")
+        triton = find_version(self._site, "triton")
         pinned = self._venv / "constraints.txt"
         pinned.write_text(
-            packages.pin_torch(self._project.constraints, torch=torch, triton=triton),
+            pin_torch(self._project.constraints, torch=torch, triton=triton),
             encoding="utf-8",
         )
-        wanted = packages.drop_triton(self._project.requirements, torch=torch, triton=triton)
+        wanted = drop_triton(self._project.requirements, torch=torch, triton=triton)
         self._pip("3/5 dependencies", "-c", str(pinned), *wanted)
         self._install_llama(str(pinned), llama)
         self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
@@ -209,9 +372,7 @@ class Installer:
         """True if the wanted version and build is installed and loads."""
         wanted = self._project.llama.partition("==")[2]
         library = self._site / "llama_cpp" / "lib" / choice.library
-        is_there = (
-            packages.find_version(self._site, "llama-cpp-python") == wanted and library.exists()
-        )
+        is_there = find_version(self._site, "llama-cpp-python") == wanted and library.exists()
         return is_there and self._succeeds(LLAMA_PROBE)
 
     @property

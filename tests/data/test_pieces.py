@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
-from forge.data import pieces
-from forge.data.pieces import PieceEncoder
+from forge.data import chat
+from forge.data.chat import PieceEncoder
 
 END, START, THINK = "<|end|>", "<|start|>", "<think>"
 WORDS = [
@@ -95,7 +95,7 @@ def test_what_two_prompts_share_is_encoded_once() -> None:
 
 
 def test_the_pieces_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "MAX_CHARACTERS", 250)
+    monkeypatch.setattr(chat, "MAX_CHARACTERS", 250)
     counting: Any = Counting(make_tokenizer())
     encoder = PieceEncoder(counting)
     used, unused, large = "a" * 100, "b" * 100, "c" * 300

@@ -14,14 +14,15 @@ from forge.config.schema import PresetName, PromptTable
 from forge.data.answers import extract, fenced_blocks
 from forge.data.chat import ChatTemplate
 from forge.data.prompts.prompt_set import (
+    PREFIX,
     PRESETS,
     DeviceFacts,
     Exchange,
     PromptFacts,
     PromptSet,
+    check_template,
     make_prompts,
 )
-from forge.data.prompts.templates import PREFIX, check_template
 from forge.data.template import compiled
 from forge.errors import ConfigError
 from forge.records import Status, Verdict

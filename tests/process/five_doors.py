@@ -27,8 +27,7 @@ from forge.records.verdict import Status, Verdict
 from forge.rollout.rewards.function import Scoring
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.stopping import StopRequest
-from forge.serve.engine.endpoints import Endpoints
-from forge.serve.engine.formats import Texts
+from forge.serve.engine.endpoints import Endpoints, Texts
 from tests.runner.stages.desks import Recorder, make_desk
 from tests.serve.fronted import fronting
 from tests.serve.sleeping_engine import Sleeper

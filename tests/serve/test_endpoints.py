@@ -19,8 +19,7 @@ from forge.process.ask import JSON_TYPE, open_client
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Completion, Finish, Message
-from forge.serve.engine.endpoints import Endpoints
-from forge.serve.engine.formats import Texts, request_from
+from forge.serve.engine.endpoints import Endpoints, Texts, request_from
 from forge.serve.port import SLEEP, Chunk, EngineSample, EngineStatus, Request
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights

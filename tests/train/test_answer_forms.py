@@ -16,7 +16,7 @@ from forge.data.server_chat import split_thinking
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Reason
 from forge.runner.stages.sft import require_roles, write_rows
-from forge.serve.engine.formats import Deltas
+from forge.serve.engine.endpoints import Deltas
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|over|>{% endfor %}"
 ASKED = "{% if add_generation_prompt %}[assistant]"

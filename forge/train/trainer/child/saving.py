@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import closing
@@ -36,11 +38,53 @@ from torch.distributed.tensor import DTensor
 
 from forge.process.machine import read_memory
 from forge.train.checkpoints import STAGING, put_in_place, write_manifest
-from forge.train.trainer.child.background import Background
 
 if TYPE_CHECKING:
     from forge.train.trainer.child.card import SharedCard
     from forge.train.trainer.child.parallel import World
+
+
+class Background:
+    """Work of the trainer beside its steps, checkpoints and publishes: one call at a time, in a
+    thread. Its error is raised by the next call, and by `check`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, call: Callable[[], object]) -> None:
+        """Wait for the previous call, then run this one in a thread."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                call()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        if not self.is_running:
+            self.wait()
+
+    def wait(self) -> float:
+        """Wait for the running call and raise its error. Returns the seconds waited."""
+        began = time.monotonic()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return time.monotonic() - began
+
 
 logger = logging.getLogger(__name__)
 

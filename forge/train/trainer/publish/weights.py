@@ -23,8 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from forge.process.shared_weights import collect_shared, share
 from forge.train.checkpoints import link_or_copy, whole_dir
-from forge.train.trainer.child.background import Background
-from forge.train.trainer.child.saving import fits_host
+from forge.train.trainer.child.saving import Background, fits_host
 
 if TYPE_CHECKING:
     from peft import PeftModel
