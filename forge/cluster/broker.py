@@ -24,8 +24,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from forge.cluster.host import NodeHost
 from forge.cluster.nodes import NO_FORGE, cause_line, connect, explain, list_nodes, survey
@@ -60,10 +62,6 @@ class Broker:
         self._putting = anyio.Lock()
 
     def app(self) -> Starlette:
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.routing import Route
-
         calls = {
             "/survey": self.survey, "/open": self.open, "/news": self.news, "/stop": self.stop,
             "/stacks": self.stacks, "/bring": self.bring, "/address": self.address,
@@ -192,8 +190,6 @@ class Broker:
 
 async def _answer(ray: Any, call: Any, request: Request) -> Response:
     """The answer of a call, with the errors of Ray and of hosts as {error, kind}."""
-    from starlette.responses import JSONResponse
-
     body = await read_object(request, max_bytes=MAX_BODY_BYTES)
     try:
         return JSONResponse(await call(body))
@@ -207,8 +203,6 @@ async def _answer(ray: Any, call: Any, request: Request) -> Response:
 
 
 async def _health(_request: Request) -> Response:
-    from starlette.responses import JSONResponse
-
     return JSONResponse({"ok": True})
 
 

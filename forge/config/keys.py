@@ -24,6 +24,7 @@ from pydantic_core import PydanticUndefined
 
 from forge.config.checks import Mistake, show
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SearchStage, SftStage, dotted
+from forge.config.schema.build import DataBuild
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -106,8 +107,6 @@ def all_keys() -> list[Key]:
 
 def build_keys() -> list[Key]:
     """Keys that only the settings file of `forge data build` has."""
-    from forge.config.schema.build import DataBuild
-
     shared = Experiment.model_fields.keys() & DataBuild.model_fields.keys()
     return [key for key in _table_keys(DataBuild, table="") if key.table not in shared]
 

@@ -27,9 +27,11 @@ from typing import Any
 
 import anyio
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from forge.config.schema import JudgeTable
@@ -116,9 +118,6 @@ async def _serve(
 
 def _starting_app(*, token: str | None, is_local: bool) -> Starlette:
     """An application that answers 503 with the status `starting` to every request."""
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.routing import Route
 
     async def answer(_request: Request) -> Response:
         facts = {"ok": False, "status": "starting", "error": STARTING}
@@ -141,11 +140,6 @@ class PoolApp:
         self._num_in_flight = 0
 
     def routes(self, more: Sequence[BaseRoute] = ()) -> Starlette:
-        from starlette.applications import Starlette
-        from starlette.exceptions import HTTPException
-        from starlette.middleware import Middleware
-        from starlette.routing import Route
-
         routes = [
             Route("/health", self._health),
             Route("/judge", partial(self.answer, handler=self._judge), methods=["POST"]),
@@ -224,8 +218,6 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 def to_json_response(value: dict[str, Any], *, status: int = 200) -> Response:
     """An answer in ASCII: a candidate's source may have half of a surrogate pair, which has no
     UTF-8."""
-    from starlette.responses import Response
-
     content = ENCODER.encode(value).encode()
     return Response(content, status_code=status, media_type="application/json")
 

@@ -20,6 +20,7 @@ from itertools import accumulate
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.store.reader import RunReader
 from forge.views.gains import FIRST_ANSWERS
@@ -178,9 +179,6 @@ VALUE_CHARACTERS = 30
 
 def render_comparison(found: Comparison) -> RichGroup:
     """Score first, then its reasons: settings, curves, problems, parts."""
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
     from forge.views.text.fitting import Fitting
 
     parts: list[Any] = [Text(printable(_head(found)), style="bold")]

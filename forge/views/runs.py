@@ -16,6 +16,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.errors import ConfigError, ForgeError
 from forge.process.sockets import open_private_dir
@@ -103,9 +104,6 @@ def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
 
 def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
     """One row per run, then a line for each that cannot be read."""
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
     from forge.views.text.fitting import Fitting
 
     rows = []

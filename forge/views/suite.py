@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.store.reader import RunReader
 from forge.views.run_state import load_experiment
@@ -218,9 +219,6 @@ def leaderboard(result: dict[str, Any]) -> str:
 
 def render_result(result: dict[str, Any]) -> RichGroup:
     """The figures of first answers, of each turn, and of the best by each turn."""
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
     from forge.views.text.fitting import Fitting
 
     known = [(name, cell) for name, cell in _cells(result).items() if cell != NONE]

@@ -25,8 +25,8 @@ import anyio
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
-from starlette.websockets import WebSocket
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forge.adapters.answering import answering_on
 from forge.adapters.http.routes import serve
@@ -112,8 +112,6 @@ def serve_environment(
 
 
 def routes_of(environment: Environment) -> Sequence[BaseRoute]:
-    from starlette.routing import Route, WebSocketRoute
-
     def find(episode_id: str | None) -> Episode | None:
         return environment.sessions.find(episode_id, now=environment.now())
 
@@ -215,8 +213,6 @@ def _operation(summary: str, body: type[Any] | None) -> dict[str, Any]:
 
 
 async def serve_socket(websocket: WebSocket, environment: Environment) -> None:
-    from starlette.websockets import WebSocketDisconnect
-
     await websocket.accept()
     sessions = environment.sessions
     try:

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import numpy as np
@@ -81,11 +81,11 @@ def request_from(body: Mapping[str, Any], *, prompt: np.ndarray, stop: Sequence[
 
 def token_ids(body: Mapping[str, Any], name: str) -> np.ndarray:
     """Read a list of token ids as int64. The engine checks their range."""
-    found = body.get(name)
-    if not isinstance(found, list) or any(type(token) is not int for token in found):
-        raise ConfigError(f"{name}: found {_shown(found)}; allowed is a list of token ids")
+    tokens = _list(body.get(name))
+    if tokens is None or any(type(token) is not int for token in tokens):
+        raise ConfigError(f"{name}: found {_shown(body.get(name))}; allowed is a list of token ids")
     try:
-        return np.asarray(found, np.int64)
+        return np.asarray(tokens, np.int64)
     except OverflowError as error:
         raise ConfigError(f"{name}: found a token id beyond 64 bits") from error
 
@@ -196,8 +196,8 @@ class Deltas:
 
 def chat_request(body: Mapping[str, Any], texts: Texts, *, context_tokens: int) -> Request:
     """Read a chat request. Without max_tokens the answer may fill the rest of the context."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
+    messages = _list(body.get("messages"))
+    if not messages:
         raise ConfigError("messages: found none; allowed is a list of {role, content}")
     prompt = texts.template.render([_message(m) for m in messages], add_generation_prompt=True)
     rest = {key: value for key, value in body.items() if key != "messages"}
@@ -210,16 +210,19 @@ def chat_request(body: Mapping[str, Any], texts: Texts, *, context_tokens: int) 
 
 
 def _message(found: Any) -> Message:
-    if not isinstance(found, dict) or not all(
-        isinstance(found.get(key), str) for key in ("role", "content")
-    ):
+    fields = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    if not all(isinstance(fields.get(key), str) for key in ("role", "content")):
         raise ConfigError("messages: each must be {role, content} with text in both")
-    return Message(role=found["role"], content=found["content"])
+    return Message(role=fields["role"], content=fields["content"])
+
+
+def _list(found: Any) -> list[Any] | None:
+    return cast("list[Any]", found) if isinstance(found, list) else None
 
 
 def chat_answer(request: Request, texts: Texts) -> dict[str, Any]:
     """A finished request in the format of OpenAI's chat, with our own fields added."""
-    choices = []
+    choices: list[dict[str, Any]] = []
     for sample in request.samples:
         text = texts.template.decode(sample.tokens.tolist())
         choices.append({**choice(sample), "message": {"role": "assistant", "content": text}})

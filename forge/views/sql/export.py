@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import pyarrow
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, MachineError, pip_install, unwritable
 from forge.store.reader import RowStream, RunReader
+
+if TYPE_CHECKING:
+    import pyarrow
 
 _SOURCE = "(SELECT body FROM texts WHERE text_id = p.source_id) AS source"
 TABLES: dict[str, str] = {

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.errors import ConfigError
 from forge.store.reader import RowStream, RowTable
@@ -56,8 +57,6 @@ def named_json() -> list[dict[str, Any]]:
 
 
 def render_named() -> Fitting:
-    from forge.views.text.fitting import Fitting
-
     rows = tuple(
         (name, each.question, "\n".join(f"{param}: {what}" for param, what in each.params.items()))
         for name, each in QUERIES.items()
@@ -114,11 +113,6 @@ def _unique_names(columns: Sequence[str]) -> list[str]:
 
 def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichGroup:
     """The first rows, fitted to the terminal, and a note if there are more."""
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
-    from forge.views.text.fitting import Fitting
-
     rows = iter(found.rows)
     table = Fitting(found.columns, islice(rows, most))
     if next(rows, None) is None:
@@ -128,8 +122,6 @@ def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichG
 
 
 def render_relations(relations: list[Relation]) -> Fitting:
-    from forge.views.text.fitting import Fitting
-
     return Fitting(("name", "content"), ((each.name, each.comment) for each in relations))
 
 
