@@ -1,4 +1,3 @@
-# pyright: strict
 """The code that runs here: the commit of this forge, that of its checkout or the one that its wheel
 was built from; a digest of its sources; and versions of packages.
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """`python -m forge.cluster.broker CONFIG.json`: the process that speaks with Ray for a supervisor.
 
     POST /survey {packages, paths} → {nodes} POST /open {id, order, ...} → {url, pid, devices, ..}
@@ -119,7 +118,6 @@ class Broker:
         return False
 
     def _new_host(self, num_cpus: int, num_gpus: float, labels: dict[str, str]) -> Any:
-        """An actor, which Ray makes once a node has room."""
         host = self._ray.remote(NodeHost).options(
             num_cpus=num_cpus, num_gpus=num_gpus, label_selector=labels, max_restarts=0
         )
@@ -150,7 +148,6 @@ class Broker:
         return {"log": "", "ended": f"its node was silent for {NEWS_TIMEOUT_S:.0f} s"}
 
     async def bring(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy a directory to the node of a host."""
         return await self._bring(self._hosts[body["id"]].actor, body["path"])
 
     async def _bring(self, actor: Any, path: str) -> dict[str, Any]:
@@ -207,7 +204,6 @@ async def _health(_request: Request) -> Response:
 
 
 def main() -> int:
-    """Serve until SIGTERM."""
     config = hold_lease()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"

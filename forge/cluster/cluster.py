@@ -1,4 +1,3 @@
-# pyright: strict
 """The side of the supervisor of a cluster: the broker, kept alive, and the children that it opens
 on nodes.
 
@@ -207,8 +206,6 @@ async def open_cluster(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Hosted:
-    """A child on a node."""
-
     cluster: Cluster
     name: str
     key: str
@@ -225,7 +222,6 @@ class Hosted:
 
     @property
     def is_alive(self) -> bool:
-        """True until its end is known."""
         return not self.reason
 
     async def wait(self) -> str:
@@ -233,12 +229,10 @@ class Hosted:
         return self.reason
 
     async def kill(self) -> None:
-        """End it before its context ends."""
         await self.cluster.stop(self.key)
         self._end("killed by forge")
 
     def dump_stacks(self) -> None:
-        """Make it write its stacks to its log."""
         self.cluster.tasks.start_soon(self._dump_stacks)
 
     async def _dump_stacks(self) -> None:
@@ -246,7 +240,6 @@ class Hosted:
             await self.cluster.ask("/stacks", {"id": self.key}, timeout_s=STOP_S)
 
     def died(self, *, doing: str = "") -> ChildDied:
-        """The error for a child that ended unasked."""
         while_doing = f" while {doing}" if doing else ""
         lines = read_ending(self.log_path, offset=self.log_offset)
         return ChildDied(

@@ -1,4 +1,3 @@
-# pyright: strict
 """The host of one child on a node. A Ray actor, made by the broker.
 
     start ─▶ hold: child runs ──▶ ended, with its reason and the last lines of its log
@@ -165,7 +164,6 @@ class Host:
             return file.read(MAX_LOG_BYTES)
 
     async def dump_stacks(self) -> None:
-        """Make the child write its stacks to its log."""
         if self._child is not None:
             self._child.dump_stacks()
 

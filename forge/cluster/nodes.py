@@ -1,4 +1,3 @@
-# pyright: strict
 """The connection to a Ray cluster, with one-line errors, its nodes, and facts about each.
 
 Called in the broker and, through `forge cluster check`, in its process. For a survey each node but
@@ -41,8 +40,6 @@ NO_FORGE_LINE = "its node has no forge: install the same commit there, in the Py
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node of the cluster."""
-
     node_id: str
     ip: str
     is_here: bool
@@ -151,7 +148,6 @@ def cause_line(error: Exception) -> str:
 
 
 def node_facts(ip: str, needs: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Facts about this node, for the check of its installation."""
     return {
         "ip": ip,
         "host": socket.gethostname(),

@@ -1,4 +1,3 @@
-# pyright: strict
 """The order for a host on a node, and the child that the host starts for it.
 
 Made by the supervisor, sent through the broker as JSON, read on the node. The child is the one that
@@ -30,8 +29,6 @@ WORK = "work"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One child to start on a node."""
-
     run: str
     """Name of the run, for the claim on the node's GPUs."""
     name: str

@@ -1,4 +1,3 @@
-# pyright: strict
 """The roles of children on other nodes: judges of a pool, engines of replicas, ranks of a trainer.
 
 Each is opened as at home, by `evalpool.pool`, `serve.replica` and `runner.stages.trainer`. A node
@@ -84,7 +83,6 @@ async def _open_judge(
 def engines_elsewhere(
     cluster: Cluster, table: ClusterTable, serve: ServeTable
 ) -> OpenEngineElsewhere:
-    """Starts the engine of a replica on a node."""
     return partial(_open_engine, cluster, table, serve)
 
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """Weights and checkpoints on their way through Ray's object store: packed once, unpacked on nodes.
 
 The broker puts each file in chunks; a node fetches each chunk once, from any node that has it, and

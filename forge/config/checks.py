@@ -59,8 +59,6 @@ LONGEST_VALUE = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """One thing to fix."""
-
     path: KeyPath
     text: str
     """`found 0; an integer, 1 or more`."""

@@ -76,8 +76,6 @@ TYPES: dict[Any, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """Description of one key."""
-
     table: str
     """`model.tiny`, `stage sft`; empty for keys outside tables."""
     name: str

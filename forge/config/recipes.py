@@ -24,8 +24,6 @@ SCHEMA = "schema.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """An experiment file that forge brings."""
-
     name: str
     text: str
 

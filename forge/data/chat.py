@@ -73,7 +73,6 @@ class PieceEncoder:
         self._separate_pieces()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
         if self._pattern is None:
             return self._encode_whole(text)
         ids: list[int] = []
@@ -385,7 +384,6 @@ class ChatTemplate:
         return rows
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of `training_row`."""
         return len(self.training_row(messages).input_ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

@@ -59,14 +59,12 @@ class Composition:
         return replace(cls.parse(problem.problem_id), scale=scale_of(sizes_of(problem)))
 
     def draw_sizes(self, rng: Random) -> Sizes:
-        """Sizes at the composition's scale."""
         family = FAMILIES[self.family]
         sizes = family.draw_sizes(rng, scale=self.scale)
         is_wide = self.dtype is Dtype.FP32 or self.scale is Scale.SMALL
         return sizes if is_wide else grown(sizes, family.outer)
 
     def source(self, sizes: Sizes) -> str:
-        """Source of the problem with these sizes."""
         rendered = FAMILIES[self.family].render_problem(self.variant, self.chain, sizes=sizes)
         return in_dtype(rendered, self.dtype)
 
@@ -79,7 +77,6 @@ def model_source(composition: Composition) -> str:
 
 
 def is_generated(problem_id: str) -> bool:
-    """True for the id of a generated problem."""
     try:
         Composition.parse(problem_id)
     except ValueError:

@@ -54,8 +54,6 @@ _SYSTEM, _QUESTION, _ANSWER, _NEXT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A compiled chat template."""
-
     name: str
     """Its file, or the key that has it."""
     source: str
@@ -212,7 +210,6 @@ def _own(model_dir: Path, config: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def absent_template(path: Path) -> ConfigError:
-    """The error for a model without a template."""
     return ConfigError(f'{path}: no chat template; [model] chat_template = "{CHATML}" or a file')
 
 

@@ -101,8 +101,6 @@ def _brings_triton(torch: str, triton: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """Result of the last complete setup."""
-
     fingerprint: str
     torch: str
     """Build of torch: cpu, cuda, rocm, or the user's own requirement."""
@@ -163,7 +161,6 @@ def write_stamp(venv: Path, stamp: Stamp) -> None:
 
 
 def find_version(site: Path, name: str) -> str | None:
-    """Version of an installed distribution, or None."""
     return next((d.version for d in distributions(name=name, path=[str(site)])), None)
 
 

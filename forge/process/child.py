@@ -64,8 +64,6 @@ class ProcessObserver(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """Everything needed to start one child."""
-
     name: str
     """`serve-0`, `judge-1`, `trainer`: the name in messages, logs, store and TUI."""
     argv: tuple[str, ...]

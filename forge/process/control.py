@@ -32,7 +32,6 @@ class ControlClient:
         self._timeout_s = timeout_s
 
     def status(self) -> LiveStatus:
-        """Progress and components of the run."""
         return LiveStatus.from_json(self._ask("GET", "/status"))
 
     def stop(self, *, reason: str = "forge stop") -> None:
@@ -115,8 +114,6 @@ class ComponentStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStatus:
-    """Status of a running supervisor."""
-
     run: str
     stage: str
     """Current stage: `prepare: pairs`, `sft-1`, ..."""

@@ -43,16 +43,12 @@ IDLE_BYTES = 1 << 30
 
 
 class Vendor(StrEnum):
-    """Maker of a GPU."""
-
     NVIDIA = "nvidia"
     AMD = "amd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU."""
-
     vendor: Vendor
     index: int
     """Position in PCI order (AMD: in HIP's order) among all GPUs of the machine."""

@@ -117,7 +117,6 @@ def _network_variables(host: str) -> dict[str, str]:
 
 
 def free_port(host: str) -> int:
-    """A free TCP port of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))

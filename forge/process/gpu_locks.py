@@ -52,8 +52,6 @@ LOCKED_INODE = re.compile(r" FLOCK .* \w+:\w+:(\d+) ")
 
 
 class GpuLease:
-    """The lock of one GPU."""
-
     def __init__(self, uuid: str, *, folder: Path = FOLDER) -> None:
         """Raises MachineError if the files cannot be opened."""
         self._gate = file_of(uuid, "gate", folder=folder)

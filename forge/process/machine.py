@@ -48,8 +48,6 @@ FILES_WORDS = ("Too many open files",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """Memory at one moment."""
-
     used_bytes: int
     total_bytes: int
 

@@ -67,8 +67,6 @@ TRIVIAL = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """Result for one problem."""
-
     problem_id: str
     outputs: tuple[str, ...] = ()
     """Type and shape of each, as in `float32[16, 64]`; empty if the problem did not run."""

@@ -48,8 +48,6 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """The end of an attempt."""
-
     attempt: int
     ended_at: float
     exit_code: int
@@ -58,8 +56,6 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
-    """The start of a child process."""
-
     attempt: int
     name: str
     """`serve-0`, `judge-1`, `trainer`, ..."""
@@ -72,8 +68,6 @@ class ProcessStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """The end of a child process."""
-
     attempt: int
     name: str
     pid: int
@@ -185,8 +179,6 @@ class Judging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedAgain:
-    """The verdict of a pass on one turn."""
-
     judging: int
     group_id: int
     rollout: int

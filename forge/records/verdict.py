@@ -220,7 +220,6 @@ class Verdict:
 
     @property
     def is_correct(self) -> bool:
-        """True if it passed every check."""
         return self.status is Status.CORRECT
 
     @property
@@ -230,7 +229,6 @@ class Verdict:
 
     @property
     def policy(self) -> Policy:
-        """Consequences for its judge."""
         return policy_of(self.status, self.reason)
 
     def to_json(self) -> dict[str, Any]:

@@ -120,7 +120,6 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Weight files of a checkpoint, sharded or not."""
     index = path / "model.safetensors.index.json"
     if not index.exists():
         return [path / "model.safetensors"]

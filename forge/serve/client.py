@@ -92,7 +92,6 @@ class ReplicaClient:
         await self._ask("/sleep", {})
 
     async def wake(self) -> None:
-        """Let the engine take its GPU memory back."""
         await self._ask("/wake", {})
 
     async def _ask(

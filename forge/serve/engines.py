@@ -48,8 +48,6 @@ GPU_BACKENDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
-    """An engine for `serve.engine`."""
-
     module: str
     requires: tuple[str, ...]
     advice: str

@@ -21,9 +21,6 @@ from pathlib import Path
 
 from forge.errors import MachineError
 
-# pyright: strict
-
-
 MANIFEST = "manifest.json"
 """File of a checkpoint: `{"files": {name: {"bytes": n, "xxh3": hex}}}`."""
 BLOCK_BYTES = 1 << 22

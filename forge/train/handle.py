@@ -101,8 +101,6 @@ GGUF_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerJob:
-    """Everything that one trainer child is given."""
-
     stage: SftStage | GrpoStage
     model: ModelTable
     """Loading options of the model in `model_dir` and `adapter`."""

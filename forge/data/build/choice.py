@@ -128,7 +128,6 @@ class Choice:
         self._remove(gone)
 
     def drop_judged(self, reasons: dict[int, str]) -> None:
-        """Leaves out the rows with a reason."""
         for number, reason in sorted(reasons.items()):
             self._drop(number, Step.JUDGED, reason)
         self._remove(reasons.keys())

@@ -160,8 +160,6 @@ _COMPILE = re.compile(r"compil|syntax|indentation|invalid", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceTurn:
-    """One turn of a trace."""
-
     thoughts: Sequence[str]
     code: str
     result: Mapping[str, Any] | None
@@ -182,7 +180,6 @@ def passes(result: Mapping[str, Any], *, wanted: str) -> bool:
 
 
 def speedup_of(result: Mapping[str, Any]) -> float | None:
-    """Its speed-up; None if there is none."""
     found = result.get("speedup")
     if isinstance(found, bool) or not isinstance(found, int | float):
         return None
@@ -287,7 +284,6 @@ def normalise_text(text: str) -> str:
 
 
 def normalise_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with every text in it normalised."""
     return {str(name): _normalise(value, MAX_DEPTH) for name, value in row.items()}
 
 

@@ -31,15 +31,12 @@ GROUP_ROWS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
-    """One input file."""
-
     path: Path
     name: str
     """Path below the input, for people and for the manifest."""
     sha256: str
 
     def to_json(self) -> dict[str, Any]:
-        """Its entry in the manifest."""
         return {"name": self.name, "sha256": self.sha256}
 
 
@@ -95,7 +92,6 @@ class Sinks:
         self._sinks = sinks
 
     def write(self, name: str, row: Mapping[str, Any]) -> None:
-        """Writes a row to each file of a split."""
         for sink in self._sinks[name]:
             sink(row)
 
@@ -143,7 +139,6 @@ _OPEN: dict[str, Callable[[Path], Any]] = {"jsonl": _open_jsonl, "parquet": _ope
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -165,8 +160,6 @@ def length_facts(lengths: list[int]) -> dict[str, int]:
 
 
 class ResultLog:
-    """A file of results."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._places: dict[str, int] = {}
@@ -192,7 +185,6 @@ class ResultLog:
         os.truncate(self._path, whole)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The result of a key."""
         place = self._places.get(key)
         if place is None:
             return None
@@ -213,7 +205,6 @@ class ResultLog:
         self._places[key] = place
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
@@ -235,7 +226,6 @@ class LeftOutRow:
     """Group in which yields are counted."""
 
     def to_line(self) -> str:
-        """Its line in dropped.jsonl."""
         row = {
             "origin": self.origin, "step": self.step, "reason": self.reason, "detail": self.detail,
         }  # fmt: skip

@@ -38,12 +38,10 @@ class Draft:
 
     @property
     def code(self) -> str:
-        """Its source."""
         return answer_to(self.composition, sizes=self.sizes)
 
     @property
     def chain(self) -> Chain:
-        """Operations of the problem."""
         return self.composition.chain
 
     def with_chain(self, chain: Chain) -> str:

@@ -50,8 +50,6 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A row that cannot be read."""
-
     reason: str
     detail: str = ""
 
@@ -67,7 +65,6 @@ class LeftOut:
     first: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, reason: str, place: str) -> None:
-        """Counts a row."""
         self.counts[reason] += 1
         self.first.setdefault(reason, place)
 
@@ -104,7 +101,6 @@ def columns_of(row: Mapping[str, Any]) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a value, for a message."""
     return "nothing" if value is None else type(value).__name__
 
 

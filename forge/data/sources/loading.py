@@ -77,7 +77,6 @@ class SourceFiles:
         return [self.name_of(file) for file in self.files]
 
     def name_of(self, file: ProblemFile) -> str:
-        """Path of one of the files below the root."""
         return file.path.relative_to(self.root).as_posix()
 
     def to_problem(

@@ -30,8 +30,6 @@ REMEDY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSource:
-    """Problems of one source."""
-
     problems: Sequence[Problem]
     use: str = "both"
     """`both`, `train` or `heldout`."""

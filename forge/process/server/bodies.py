@@ -50,7 +50,6 @@ def parse_body(model: type[T], body: Mapping[str, Any]) -> T:
 
 
 def first_mistake(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first mistake in one line."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part)[:MAX_KEY] for part in first["loc"]) or "body"
     if first["type"] == "extra_forbidden":

@@ -1,4 +1,3 @@
-# pyright: strict
 """The guard of every server of forge: who may ask, and the shape and bounds of a request.
 
 Promises: a request without the token gets 401; on loopback without a token no web page is served,
@@ -72,7 +71,6 @@ class _Arriving:
         """True once all of it is there, or the client has hung up."""
 
     async def receive(self) -> Message:
-        """The next message of the request."""
         message = await self._receive()
         self.is_over = self.is_over or not message.get("more_body", False)
         return message
@@ -111,7 +109,6 @@ class Door:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         from starlette.requests import ClientDisconnect
         from starlette.responses import Response
 

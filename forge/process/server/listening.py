@@ -1,4 +1,3 @@
-# pyright: strict
 """Listening sockets of servers: a private Unix path, HOST:PORT, and the second listener of a child
 that works for a supervisor on another machine.
 

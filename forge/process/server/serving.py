@@ -1,4 +1,3 @@
-# pyright: strict
 """HTTP servers: the one that a child's `main` ends in, and those inside a running event loop.
 
 Clients are in `ask.py`; `door.py` guards requests, `listening.py` opens sockets. `serve` returns

@@ -238,8 +238,6 @@ HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-stor
 
 
 class Endpoints:
-    """The endpoints of one engine."""
-
     def __init__(
         self, engine: EnginePort, *, texts: Texts, stop: Sequence[int], context_tokens: int
     ) -> None:
@@ -443,7 +441,6 @@ def log_to_stderr() -> None:
 
 
 def make_endpoints(engine: EnginePort, config: Mapping[str, Any]) -> Endpoints:
-    """The endpoints of an engine, with the supervisor's config."""
     return Endpoints(
         engine,
         texts=Texts(Path(config["model_dir"]), thinking=config.get("thinking")),

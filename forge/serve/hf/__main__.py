@@ -15,7 +15,6 @@ with collector_paused():
 
 
 def main() -> int:
-    """Serve until SIGTERM."""
     config = hold_lease()
     log_to_stderr()
     torch.set_num_threads(config["threads"])

@@ -68,8 +68,6 @@ KV = ("keys", "values")
 
 
 class HfModel:
-    """A model's weights and its forward pass."""
-
     def __init__(self, model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
         self._dtype = dtype
@@ -300,8 +298,6 @@ class HfSettings:
 
 
 class HfEngine(StepEngine):
-    """A served model."""
-
     def __init__(self, settings: HfSettings) -> None:
         self._settings = settings
         self._device = torch.device(settings.device)

@@ -34,7 +34,6 @@ def _make_engine(config: Mapping[str, Any]) -> LlamaEngine:
 
 
 def main() -> int:
-    """Serve until SIGTERM."""
     config = hold_lease()
     log_to_stderr()
     logging.getLogger("gguf").setLevel(logging.WARNING)

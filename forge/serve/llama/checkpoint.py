@@ -65,8 +65,6 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A stored tensor, or a part of one."""
-
     stored: StoredTensor
     pick: Pick | None = None
 

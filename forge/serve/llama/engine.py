@@ -209,8 +209,6 @@ MAX_SLOTS = MAX_SEQUENCES - 1
 
 
 class LlamaEngine(StepEngine):
-    """A served model."""
-
     def __init__(self, settings: ModelSettings, *, num_slots: int, version: int = 0) -> None:
         if not 1 <= num_slots <= MAX_SLOTS:
             raise ConfigError(f"serve.slots: found {num_slots}; allowed is 1 to {MAX_SLOTS}")

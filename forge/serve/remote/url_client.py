@@ -112,7 +112,6 @@ class UrlClient:
         self.is_up = True
 
     def refusal(self, response: Answer) -> ForgeError:
-        """The error for an answer that is no 200."""
         status, said = response.status, error_message(response.content)
         if status in KEY_REFUSED:
             return ConfigError(f"{self.url}: {said}; {self._key_setting} names the key's variable")

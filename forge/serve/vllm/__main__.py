@@ -63,7 +63,6 @@ def make_app(config: Mapping[str, Any], settings: VllmSettings) -> Starlette:
 
 
 def main() -> int:
-    """Serve until SIGTERM."""
     config = hold_lease()
     log_to_stderr()
     try:

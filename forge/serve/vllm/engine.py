@@ -339,8 +339,6 @@ class Flight:
 
 
 class VllmEngine:
-    """A served model."""
-
     name = "vllm"
 
     def __init__(self, vllm: Vllm, settings: VllmSettings) -> None:

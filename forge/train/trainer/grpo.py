@@ -162,8 +162,6 @@ def mean_of_sequence(values: torch.Tensor, micro_batch: MicroBatch) -> torch.Ten
 
 
 class TurnTrainer(StageTrainer):
-    """Trains batches taken from control.sock."""
-
     def __init__(
         self, *, settings: TrainerSettings, client: SupervisorClient, reference: Any, **kwargs: Any
     ) -> None:
@@ -348,7 +346,6 @@ class TurnTrainer(StageTrainer):
 
 
 def frozen(reference: Any, *, trainer: StageTrainer) -> Any:
-    """The reference model, scored as the policy is and placed on its GPUs."""
     add_head(reference, temperature=trainer.settings.temperature)
     reference.requires_grad_(False)
     if trainer.is_fsdp_enabled:

@@ -39,7 +39,6 @@ PROGRESS_EVERY_S = 1.0
 
 
 def train_answers(settings: TrainerSettings) -> None:
-    """Train the stage to its end or to a SIGTERM."""
     assert settings.rows_path is not None
     last = settings.checkpoint
     with open_stage(settings) as (client, stop):
@@ -71,7 +70,6 @@ def _publish(trainer: AnswerTrainer, client: SupervisorClient, *, tokens: Tokens
 
 
 def make_trainer(settings: TrainerSettings, *, rows: Sequence[TokenRow]) -> AnswerTrainer:
-    """The trainer for a stage's rows."""
     model, arguments = load_model(settings), trainer_arguments(settings)
     return AnswerTrainer(rows=rows, settings=settings, model=model, arguments=arguments)
 
@@ -142,8 +140,6 @@ nearly agree, few enough that batches stay random."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """A row of training data."""
-
     ids: np.ndarray
     """All tokens. [T]"""
     trained: np.ndarray
@@ -232,7 +228,6 @@ class AnswerTrainer(StageTrainer):
         self._batches: Iterator[list[int]] | None = None
 
     def next_batch(self) -> list[MicroBatch]:
-        """The micro-batches of the next step."""
         if self._batches is None:
             weights = {row.source: row.weight for row in self.rows if row.weight is not None}
             found = batches(
@@ -248,7 +243,6 @@ class AnswerTrainer(StageTrainer):
         ])  # fmt: skip
 
     def loss_of(self, micro_batch: MicroBatch, scores: Scores) -> torch.Tensor:
-        """Its part of the batch's mean."""
         if not micro_batch.is_filler and scores.is_top is not None:
             self.num_trained += micro_batch.num_trained
             self._num_scored += micro_batch.num_trained

@@ -1,4 +1,3 @@
-# pyright: strict
 """The program of a first call on a card, where an autotuner's benchmarks run before the winner.
 
 Called by `trial/judgement.py`. `triton.autotune` runs each configuration on the call's own tensors

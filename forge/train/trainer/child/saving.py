@@ -58,7 +58,6 @@ class Background:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, call: Callable[[], object]) -> None:
-        """Wait for the previous call, then run this one in a thread."""
         self.wait()
 
         def run() -> None:

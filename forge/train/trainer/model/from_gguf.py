@@ -50,7 +50,6 @@ NUM_COMPARED = 96
 
 
 def main() -> None:
-    """Make the directory of the config."""
     config = hold_lease()
     result: dict[str, str] = {}
     with collector_paused():
@@ -70,7 +69,6 @@ def main() -> None:
 
 
 def _named(path: str, error: Exception) -> dict[str, str]:
-    """The result for an error of a library."""
     words = " ".join(str(error).split())[:300]
     if is_disk_full(error) or "os error 28" in words:  # safetensors has an error of its own
         return {"disk": words}

@@ -40,7 +40,6 @@ _PIECES = (
 
 
 def main() -> None:
-    """Make the model of the config."""
     config = hold_lease()
     with collector_paused():  # to the end: this process makes one model
         from forge.train.trainer.child.settings import start_logging
@@ -69,7 +68,6 @@ def make_model(
 
 
 def random_qwen3(tiny: Mapping[str, Any], *, tokenizer: Tokenizer, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 of the given sizes with random weights."""
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -117,7 +115,6 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, model_dir: Path, *, max_tokens: int) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(model_dir / "tokenizer.json"))
     config = {
         # The class that reads tokenizer.json unchanged; Qwen2Tokenizer would insert its own

@@ -67,8 +67,6 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One forward and backward."""
-
     sequences: tuple[Sequence, ...]
     inputs: dict[str, Any]
     """Inputs of the model: `input_ids`, `position_ids` [R, N], `scored`, `targets` [M] (a position

@@ -29,7 +29,6 @@ wrong tensor gives more than 1."""
 
 
 def main() -> None:
-    """Export the weights of the config."""
     config = hold_lease()
     torch.set_num_threads(config["threads"])
     with collector_paused():
@@ -39,7 +38,6 @@ def main() -> None:
 
 @torch.no_grad()
 def export(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Write, load again, compare and generate."""
     out, adapter = Path(config["out_dir"]), config["adapter"]
     out.mkdir(exist_ok=True)
     prompt = torch.tensor([config["prompt_ids"]])

@@ -111,7 +111,6 @@ class _Copier:
         return host.copy_(tensor.to(dtype), non_blocking=True)
 
     def wait(self) -> None:
-        """Wait until all copies are complete."""
         if self._is_waited_for:
             torch.cuda.synchronize()
 
@@ -192,8 +191,6 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher(Background):
-    """Runs one publish at a time."""
-
     def __init__(self) -> None:
         super().__init__("publish")
         self.version: int | None = None
