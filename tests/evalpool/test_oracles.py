@@ -81,7 +81,7 @@ def test_one_draws_for_many_and_who_may_leave_something_has_its_own(zygote: Zygo
     made = opened(zygote)
     assert [drawn(made), drawn(made), drawn(made, OPEN), drawn(made)] == [1, 1, 2, 1]
     assert list(zygote.living) == [1]
-    made.clear()
+    made.close()
     assert not zygote.living
 
 

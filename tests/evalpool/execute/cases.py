@@ -8,13 +8,7 @@ from typing import Any
 import torch
 
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
-from forge.evalpool.judge.program.format import (
-    Alternative,
-    Choice,
-    Descriptor,
-    Options,
-    Program,
-)
+from forge.evalpool.judge.program.format import Alternative, Choice, Descriptor, Options, Program
 from tests.evalpool.execute import kernels
 from tests.evalpool.execute.made_programs import Made, use
 

@@ -104,10 +104,7 @@ class Made:
         from triton.compiler import ASTSource, compile
 
         chosen = options or Options()
-        given = {
-            "num_warps": chosen.num_warps,
-            "num_stages": chosen.num_stages,
-        }
+        given = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
         signature = dict(types) | dict.fromkeys(constants, "constexpr")
         names = list(function.arg_names)
         attributes = {

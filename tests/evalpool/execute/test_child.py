@@ -9,14 +9,7 @@ import pytest
 from forge.evalpool.judge.compiler.binary import Failure, FailureKind
 from forge.evalpool.judge.execute.call import Call
 from forge.evalpool.judge.execute.executors import ProgramRefused
-from forge.evalpool.judge.program.format import (
-    Alternative,
-    Choice,
-    Op,
-    Origin,
-    Section,
-    Value,
-)
+from forge.evalpool.judge.program.format import Alternative, Choice, Op, Origin, Section, Value
 from tests.evalpool.execute.host_card import KERNELS, Graph, HostCard
 from tests.evalpool.execute.host_judge import Judge, launched, soon
 from tests.evalpool.execute.made_programs import Made, use

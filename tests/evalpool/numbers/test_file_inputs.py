@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, on_device
-from forge.evalpool.judge.numbers.given import (
-    call,
-    constructor_arguments,
-    list_sets,
-    make_inputs,
-)
+from forge.evalpool.judge.numbers.given import call, constructor_arguments, list_sets, make_inputs
 from forge.evalpool.judge.reference.stand_ins import run_eagerly
 from forge.records.problem import select_input_set
 

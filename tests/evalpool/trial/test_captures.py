@@ -148,12 +148,7 @@ class Shared:
         if alone:
             captures._kept = None
         try:
-            return captures.capture(
-                code,
-                request,
-                entry_point="ModelNew",
-                phases=Phases(),
-            ).data
+            return captures.capture(code, request, entry_point="ModelNew", phases=Phases()).data
         except Decided as decided:
             return f"{decided.finding}"
 

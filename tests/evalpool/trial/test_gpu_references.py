@@ -38,18 +38,8 @@ BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 
 
 def layout(**changes: Any) -> dict[str, Any]:
-    one = {
-        "inputs": ["list", [["tensor", 0]]],
-        "outputs": [1],
-        "changed": [],
-        "state": [],
-    }
-    two = {
-        "inputs": ["list", [["tensor", 3]]],
-        "outputs": [4],
-        "changed": [],
-        "state": [],
-    }
+    one = {"inputs": ["list", [["tensor", 0]]], "outputs": [1], "changed": [], "state": []}
+    two = {"inputs": ["list", [["tensor", 3]]], "outputs": [4], "changed": [], "state": []}
     made = {
         "init": ["list", []],
         "state": [["w", 5]],
@@ -147,8 +137,7 @@ def test_the_last_sets_are_first_seen_when_timed() -> None:
     assert made.sets[1].plants[0].kind == "sign"
     planted[2] = {**planted[2], "wide": [6], "asks_real": False}
     made = arrange(
-        layout(sets=planted, kinds=["float32"]),
-        [*tensors(), torch.zeros(4, dtype=torch.float64)],
+        layout(sets=planted, kinds=["float32"]), [*tensors(), torch.zeros(4, dtype=torch.float64)]
     ).draw
     assert (made.unseen, made.timed) == ([3], [0, 1, 3])
 
@@ -361,11 +350,7 @@ def test_any_other_problem_is_drawn_on_the_card_and_not_tried_again(
 
 @pytest.mark.parametrize(
     ("line", "is_refused"),
-    [
-        ("return x + 1", False),
-        ("return (x * 9).to(torch.int32)", True),
-        ("return x @ x.T", True),
-    ],
+    [("return x + 1", False), ("return (x * 9).to(torch.int32)", True), ("return x @ x.T", True)],
 )
 def test_an_oracle_of_small_problems_refuses_what_a_card_may_see_otherwise(
     line: str, is_refused: bool

@@ -163,8 +163,7 @@ def test_what_float64_cannot_run_is_compared_in_its_own_types(bench: Bench, why:
     made, out = scaled(2.00001)
     if why == "program":
         made.kernels[0] = replace(
-            made.kernels[0],
-            ttir="  %1 = tt.bitcast %0 : tensor<4xf32> -> tensor<4xi32>",
+            made.kernels[0], ttir="  %1 = tt.bitcast %0 : tensor<4xf32> -> tensor<4xi32>"
         )
     judgement = bench.judgement(made, out, problem=reference(is_wide=why != "reference"))
     if why == "compiler":

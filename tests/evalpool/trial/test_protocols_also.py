@@ -59,9 +59,7 @@ def test_a_product_by_torch_beside_a_kernel_passes_by_kernelbenchs_policy_and_no
     assert verdict.own_share == pytest.approx(0.4)
 
 
-def test_a_reference_far_from_float64_is_judged_where_the_tolerance_is_fixed(
-    bench: Bench,
-) -> None:
+def test_a_reference_far_from_float64_is_judged_where_the_tolerance_is_fixed(bench: Bench) -> None:
     source = RELU.replace("torch.relu(x) * 2", "(x + 1e9) - 1e9")
     code = RELU_KERNEL.replace("tl.maximum(value, 0.0) * 2", "(value + 1e9) - 1e9")
     table = JudgeTable(protocol="kernelbench", also=["forge"])

@@ -186,7 +186,7 @@ class BaselineTimes:
 
     def end_idle(self) -> None:
         """Ends children that wait for a problem. Under the card's lease, but at the judge's end."""
-        self._children.clear()
+        self._children.close()
 
     def _measure(self, problem: ReferenceModule, table: JudgeTable) -> Baseline:
         limit_s = COMPILE_TIMEOUT_S if table.baseline == "compile" else PREPARE_TIMEOUT_S

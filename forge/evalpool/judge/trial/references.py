@@ -59,12 +59,11 @@ class OutOfMemory(Exception):
     """An oracle needed more memory than it may have."""
 
 
-class Oracles:
+class Oracles(KeptChildren):
     """One judge's. Safe to call from several threads."""
 
     def __init__(self, spawner: Spawner, *, num_kept: int, role: str = "oracle") -> None:
-        self._spawner = spawner
-        self._kept = KeptChildren(spawner, role=role, is_released=False)
+        super().__init__(spawner, role=role, is_released=False)
         self._free = threading.Semaphore(num_kept)
         self._spent = set[SandboxedChild]()
 
@@ -75,9 +74,9 @@ class Oracles:
         WeakSandbox, but not behind a draw that is done: it may hold memory of the card that
         somebody must free."""
         # Without a sandbox a candidate could enter the process that draws for the next one.
-        is_shared = is_clean and is_contained(problem) and self._kept.can_keep
+        is_shared = is_clean and is_contained(problem) and self.can_keep
         with self._free if is_shared else nullcontext():
-            take = self._kept.take if is_shared else self._kept.fresh
+            take = self.take if is_shared else self.fresh
             one = take(source=problem.source)
             try:
                 yield one.child
@@ -85,29 +84,25 @@ class Oracles:
                 self._end_failed(one.child, error)
                 raise
             if is_shared and one.child not in self._spent:
-                self._kept.give_back(one)
+                self.give_back(one)
             else:
                 self._spent.discard(one.child)
-                self._kept.end(one)
+                self.end(one)
 
     def spend(self, child: SandboxedChild) -> None:
         """A lent one serves no other problem: what it did left something behind."""
         self._spent.add(child)
-
-    def clear(self) -> None:
-        """Ends those that wait: no draw is asked for, or something else needs the card's memory."""
-        self._kept.close()
 
     def _end_failed(self, child: SandboxedChild, error: BaseException) -> None:
         """Raises ZygoteGone where it ended with its zygote: no reference is to blame for that; and
         OutOfMemory where the memory cap killed it."""
         self._spent.discard(child)
         if isinstance(error, frames.PeerGone):
-            if self._spawner.ended(child).is_out_of_memory:
+            if self.spawner.ended(child).is_out_of_memory:
                 raise OutOfMemory from error
         else:
-            self._spawner.end(child)
-        if not self._spawner.is_current(child):
+            self.spawner.end(child)
+        if not self.spawner.is_current(child):
             raise ZygoteGone("an oracle ended with its zygote") from error
 
 
@@ -207,7 +202,7 @@ class References(ABC, Generic[C]):
     def end_idle(self) -> None:
         """Ends oracles that wait for a problem. On a card under its lease, but at the judge's
         end."""
-        self._oracles.clear()
+        self._oracles.close()
 
     def _drawn(self, key: str, problem: ReferenceModule, shared: Turn, **terms: Any) -> C:
         """A new draw. A reference that failed twice in a row fails at once for FAILED_S: each
@@ -310,7 +305,7 @@ class Sketches:
         return found
 
     def close(self) -> None:
-        self._oracles.clear()
+        self._oracles.close()
 
     def _asked(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
         body = {**_body(problem), "plain": is_plain, "sketch": True}
