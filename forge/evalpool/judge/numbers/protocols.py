@@ -2,33 +2,22 @@
 """Tolerances, and protocols: other projects' rules for a correct answer, for comparable numbers.
 
 A protocol decides which inputs a candidate must answer, how close, what torch may do beside its
-kernels (the policy: `hybrid` under both, since both let torch do any part), and what its source may
-not contain. Sandbox, capture and memory checks are the judge's own under each.
+kernels (the policy: `hybrid` under both), and what its source may not contain. Sandbox, capture and
+memory checks are the judge's own; what games a check passes nowhere (docs/how-to/evaluate.md).
 
 `kernelbench`: ScalingIntelligence/KernelBench at 423217d (2026-03-05), src/kernelbench/eval.py and
-scripts/eval_from_generations.py: 5 trials on `get_inputs()` as the problem gives it, parameters as
-they initialise, TF32 by torch's defaults (convolutions, not products); `torch.allclose` with atol =
-rtol = 1e-4 in fp32, 1e-2 in fp16 and bf16. Its generate_samples.py keeps no answer that its
-src/kernelbench/kernel_static_checker.py finds at fault, so such an answer counts as not correct:
-`STATIC_CHECKS` are those that it makes by default. Torch's layers and products are warnings there.
+scripts/eval_from_generations.py: 5 trials on `get_inputs()`, parameters as they initialise, TF32 by
+torch's defaults (convolutions, not products); `torch.allclose` with atol = rtol = 1e-4 in fp32,
+1e-2 in fp16 and bf16. `STATIC_CHECKS` are those that its kernel_static_checker.py makes by default.
 
-`drkernel`: hkust-nlp/KernelGYM (Dr.Kernel) at 3a84417 (2026-02-07),
-kernelgym/toolkit/kernelbench/correctness.py and kernelgym/config/settings.py ("standard"): the same
-5 trials with atol = rtol = 1e-2 at every precision. Its only rules about the source are syntax and
-the entry point; an answer of which no Triton kernel runs is a decoy (pipeline.py).
+`drkernel`: hkust-nlp/KernelGYM (Dr.Kernel) at 3a84417 (2026-02-07), kernelgym's
+toolkit/kernelbench/correctness.py and config/settings.py ("standard"): the same 5 trials with atol =
+rtol = 1e-2. Its only rules about the source are syntax and the entry point.
 
-Both compare one tensor, so nothing passes where Model returns several. Both construct Model and
-ModelNew from one seed and load nothing, so a right program whose constructor draws otherwise than
-Model's is wrong (`Judgement._require_draws`), and neither calls `load_reference`. Differences that
-remain here: seeds are fresh instead of derived from 42; constants in place of Model's, and draws on
-the card in place of the host's, are loaded by name; each trial begins with Model's state as
-constructed, not as the one before left it; a tensor that a constructor leaves on the host is on the
-card; indices and masks keep their dtypes, which KernelBench casts to the precision, so that its own
-reference fails. What games a check passes nowhere, though both count it: a kernel whose result no
-output needs (`decoy_kernel`; without any launch Dr.Kernel refuses it, too), an input that the
-output ignores, answers kept between calls or computed in the constructor, an input that is changed
-and read again, a race. Their timing (KernelBench: mean of 100 calls by CUDA events behind a flush
-of 256 MB; Dr.Kernel: without a flush) is not reproduced.
+Neither calls `load_reference`. Differences that remain here: seeds are fresh instead of derived
+from 42; constants in place of Model's, and draws on the card in place of the host's, are loaded by
+name; each trial begins with Model's state as constructed; a tensor that a constructor leaves on the
+host is on the card; indices and masks keep their dtypes. Their timing is not reproduced.
 """
 
 from __future__ import annotations
