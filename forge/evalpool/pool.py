@@ -421,13 +421,9 @@ async def open_pool(
     """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`,
     or one for each of `elsewhere`, of which those that raise NoRoom may come later. For `harvests`
     (`problems` or `answers`) judges of this machine do the work of a harvest, too. Yields when all
-    are ready; on exit ends every process that it started.
-
-    Raises:
-        MachineError: this machine has no usable sandbox, a URL does not answer, or no other machine
-            has room.
-        ChildDied, Stalled: a judge did not become ready.
-    """
+    are ready; on exit ends every process that it started. Raises MachineError (no usable sandbox
+    here, no answer from a URL, no room elsewhere), and ChildDied or Stalled of a judge that did not
+    become ready."""
     opens = dict[Seat, OpenLink]()
     timeout_s = request_timeout_s(table, is_timed=True)
     for number, url in enumerate(table.url):

@@ -151,12 +151,8 @@ class Session:
     """Executors of the last call's program, by the places of their inputs."""
 
     def call(self, body: dict[str, Any], *, program: bytes | None = None) -> dict[str, Any]:
-        """One call; the body of DONE.
-
-        Raises:
-            ExecutionFailed, InvalidProgram: the program cannot be run.
-            Narrow: it cannot be run in float64.
-        """
+        """One call; the body of DONE. Raises ExecutionFailed or InvalidProgram, and Narrow where
+        the program cannot be run in float64."""
         if program is not None:
             self._executors.clear()
             self._programs = {False: wire.loads(program)}

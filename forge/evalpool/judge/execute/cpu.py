@@ -212,11 +212,8 @@ MAX_WORDS = 300
 
 def run_operation(node: Op, tensors: Tensors) -> list[Suspicion]:
     """Runs an operation by torch, on tensors that exist already; a result that torch makes is
-    copied to the tensor that the program has for it. Returns what may be wrong with it.
-
-    Raises:
-        ExecutionFailed: not in the table, or torch refuses its arguments.
-    """
+    copied to the tensor that the program has for it. Returns what may be wrong with it. Raises
+    ExecutionFailed: not in the table, or torch refuses its arguments."""
     import torch
 
     from forge.evalpool.judge.execute import operations
@@ -340,29 +337,20 @@ class CpuExecutor:
         return has_choices or bool(self.given)
 
     def init(self, *, turn: int = 0, shift: int = 0) -> None:
-        """Runs the section `init`, once for each set of parameters.
-
-        Args:
-            turn, shift: as of `forward`.
-
-        Raises:
-            ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
-        """
+        """Runs the section `init`, once for each set of parameters. Turn, shift and errors are
+        those of `forward`."""
         self.turn, self.shift = turn, shift
         self.given = self._contents(self._written_storages(Section.INIT))
         self._of_init = self._prepare(Outcome(), Conditions())
 
     def forward(self, *, turn: int = 0, shift: int = 0) -> Outcome:
-        """Runs one call on what the inputs and parameters hold now.
+        """Runs one call on what the inputs and parameters hold now. Raises ExecutionFailed.
 
         Args:
             turn: which alternative of each open choice runs: 0 is the first of each, and as many
                 turns as a choice has alternatives run each of them once.
             shift: choices of as many alternatives run different ones, so far apart; a kernel that
                 is wrong beside certain alternatives of others cannot know which are tried.
-
-        Raises:
-            ExecutionFailed: the program cannot be run, or accesses memory out of bounds.
         """
         self.turn, self.shift = turn, shift
         kept = self._contents(self.written)
@@ -408,11 +396,8 @@ class CpuExecutor:
         return self._run(self.program.forward, outcome, conditions)
 
     def _restore(self, conditions: Conditions, *, is_whole: bool = False) -> None:
-        """Puts back what `init` made; what it left unwritten is poisoned.
-
-        Args:
-            is_whole: also what `forward` does not write to.
-        """
+        """Puts back what `init` made, if it `is_whole` also what `forward` does not write to; what
+        it left unwritten is poisoned."""
         for number, (data, written) in self.saved.items():
             storage = self.memory.storages[number]
             if not (is_whole or number in self.written or storage.written is not None):
@@ -541,11 +526,8 @@ class CpuExecutor:
         return Address(one.storage, one.offset * ITEM_BYTES[one.dtype])
 
     def _confirmed(self, suspicions: Sequence[Suspicion], kept: Bytes) -> list[FaultReport]:
-        """Reports of the suspicions that change an output. Leaves memory as the first run did.
-
-        Args:
-            kept: content before the call of what it may write to.
-        """
+        """Reports of the suspicions that change an output; `kept` is the content before the call of
+        what it may write to. Leaves memory as the first run did."""
         outputs, saved = self.tensors.outputs(), dict(self.saved)
         after = {number: self.memory.storages[number].data.copy() for number in self.written}
         found = [one.report() for one in suspicions if one.kind is FaultKind.BARRIER]

@@ -106,18 +106,10 @@ class Executor:
         block_bytes: int = 0,
         tf32: Mapping[str, bool] | None = None,
     ) -> None:
-        """Loads a program, in place of the one before.
-
-        Args:
-            data: the program's bytes, as `wire.dumps` writes them.
-            binaries: one for each of its kernels.
-            deadline: monotonic, as in all requests.
-            block_fd: exportable device memory of `block_bytes`, for inputs and outputs.
-            tf32: `Tf32.request`; None allows it nowhere.
-
-        Raises:
-            ProgramRefused, ProgramFault, ExecutorGone: as all requests.
-        """
+        """Loads a program, in place of the one before: its bytes as `wire.dumps` writes them, and a
+        binary for each of its kernels. `block_fd`: exportable device memory of `block_bytes`, for
+        inputs and outputs; `tf32`: `Tf32.request`, None allows it nowhere. As all requests it has a
+        monotonic deadline and raises ProgramRefused, ProgramFault or ExecutorGone."""
         self._steps = named_steps(program)
         headers: list[tuple[int | None, dict[str, Any] | str]] = []
         parts = [data]
@@ -241,15 +233,8 @@ class Executors:
 
     @contextmanager
     def taken(self, *, timeout_s: float, is_alone: bool = False) -> Generator[Executor]:
-        """A live executor for one program.
-
-        Args:
-            is_alone: no other executor has a program meanwhile.
-
-        Raises:
-            Stalled: no turn, or no process, in time.
-            ExecutorGone: no process can be made.
-        """
+        """A live executor for one program; no other one has a program meanwhile if it `is_alone`.
+        Raises Stalled (no turn, or no process, in time), or ExecutorGone (none can be made)."""
         deadline = time.monotonic() + timeout_s
         with ExitStack() as held:
             locks = [self._all, *[self._free] * self._num] if is_alone else [self._free]

@@ -49,12 +49,8 @@ def call(
     kinds: Sequence[torch.dtype],
     device: torch.device,
 ) -> list[torch.Tensor]:
-    """Runs an operation; returns the tensors among its results, in order.
-
-    Args:
-        tensor: gives the program's tensors by number.
-        kinds: types of its results.
-    """
+    """Runs an operation on the program's tensors, which `tensor` gives by number; returns the
+    tensors among its results, in order, which are of these `kinds`."""
     function = operation(op.name)
     arguments = [value_of(one, tensor) for one in op.arguments]
     keywords = {name: value_of(one, tensor) for name, one in op.keywords.items()}

@@ -129,12 +129,8 @@ def unwritten_report(
     missing: NDArray[np.bool_],
     uses: Callable[[Launch], Sequence[Use | None]],
 ) -> FaultReport:
-    """The report of an output with elements that nothing wrote.
-
-    Args:
-        output: its position among the outputs.
-        uses: as of `stores_to`.
-    """
+    """The report of an output, by its position, with elements that nothing wrote; `uses` as of
+    `stores_to`."""
     first = tuple(int(one) for one in np.unravel_index(int(np.argmax(missing)), missing.shape))
     count = int(np.count_nonzero(missing))
     name = "output" if len(program.outputs) == 1 else f"output {output}"
@@ -203,12 +199,8 @@ class Store:
 def stores_to(
     program: Program, output: int, uses: Callable[[Launch], Sequence[Use | None]]
 ) -> list[Store]:
-    """Launches that may store to the memory of an output.
-
-    Args:
-        output: its position among the program's outputs.
-        uses: accesses of a launch's kernel by its arguments.
-    """
+    """Launches that may store to the memory of an output, by its position among the program's;
+    `uses` gives accesses of a launch's kernel by its arguments."""
     storage = program.tensors[program.outputs[output]].storage
     found: list[Store] = []
     for node in (placed.node for placed in places(program)):

@@ -65,14 +65,12 @@ def sign_of(names: Iterable[str]) -> int:
 def move(
     model: Any, *, far: Reach = Reach.SIGNS, sign: int = 0, bounds: Iterable[float] | None = None
 ) -> bool:
-    """Moves the floating parameters and running statistics of a module, in place.
+    """Moves the floating parameters and running statistics of a module, in place. Returns True if a
+    move that is not so far would be another one.
 
     Args:
         sign: of all elements of what may be a bias (`sign_of`); 0 keeps them.
         bounds: numbers that the reference compares with; None where an integer may be an index.
-
-    Returns:
-        True if a move that is not so far would be another one.
     """
     is_slight = far is Reach.SLIGHT
     has_constants = False

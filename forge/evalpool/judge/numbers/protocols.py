@@ -10,9 +10,9 @@ scripts/eval_from_generations.py: 5 trials on `get_inputs()`, parameters as they
 torch's defaults (convolutions, not products); `torch.allclose` with atol = rtol = 1e-4 in fp32,
 1e-2 in fp16 and bf16. `STATIC_CHECKS` are those that its kernel_static_checker.py makes by default.
 
-`drkernel`: hkust-nlp/KernelGYM (Dr.Kernel) at 3a84417 (2026-02-07), kernelgym's
-toolkit/kernelbench/correctness.py and config/settings.py ("standard"): the same 5 trials with atol =
-rtol = 1e-2. Its only rules about the source are syntax and the entry point.
+`drkernel`: hkust-nlp/KernelGYM at 3a84417 (2026-02-07), toolkit/kernelbench/correctness.py and
+config/settings.py ("standard") of kernelgym: the same 5 trials with atol = rtol = 1e-2. Its only
+rules about the source are syntax and the entry point.
 
 Neither calls `load_reference`. Differences that remain here: seeds are fresh instead of derived
 from 42; constants in place of Model's, and draws on the card in place of the host's, are loaded by

@@ -158,13 +158,8 @@ def construct_noting(entry_point: Any, arguments: Arguments) -> tuple[Any, Origi
 def drawn_tensors(
     model: Any, construct: Callable[[], Any], *, is_sketch: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Copies of the drawn tensors of a model, by name.
-
-    Args:
-        construct: constructs another one.
-        is_sketch: True for a model without values, of which a tensor is drawn if it comes from a
-            random operation.
-    """
+    """Copies of the drawn tensors of a model, by name; `construct` makes another one. Of a model
+    without values (`is_sketch`) a tensor is drawn if it comes from a random operation."""
     try:
         held = {
             one.name: one.tensor

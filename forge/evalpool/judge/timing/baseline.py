@@ -149,13 +149,8 @@ class BaselineTimes:
         return self._read(self._key(problem, table))
 
     def measured(self, problem: ReferenceModule, table: JudgeTable) -> Baseline:
-        """Measures a baseline and keeps it; threads that want the same one wait for it.
-
-        Raises:
-            ReferenceFailed: the reference fails, or its child does.
-            Stalled: no turn on the card.
-            ZygoteGone, WeakSandbox: no child can be had.
-        """
+        """Measures a baseline and keeps it; threads that want the same one wait for it. Raises
+        ReferenceFailed, Stalled (no turn on the card), ZygoteGone or WeakSandbox."""
         key = self._key(problem, table)
         before = self._read(key)
         with self._lock:

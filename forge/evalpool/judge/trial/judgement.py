@@ -421,14 +421,9 @@ class Judgement(Generic[D]):
         words: str = "",
     ) -> None:
         """Asks on these sets: the first one, then the others and any one of them again, in an order
-        that no program can know. Raises Decided at the first failure.
-
-        Args:
-            is_repeated: ask one set twice, for what a program keeps between calls; by default where
-                it may keep something.
-            reason: of an answer that differs for no other.
-            words: text before what differs then.
-        """
+        that no program can know. Raises Decided at the first failure: with `reason`, if there is no
+        other for an answer that differs, and `words` before what differs then. A set is asked twice
+        (`is_repeated`) for what a program keeps between calls; by default where it may do so."""
         device, programs = self.device, self.programs
         order = list(numbers[1:])
         if device.is_repeated() if is_repeated is None else is_repeated:

@@ -48,12 +48,9 @@ class Exchange:
 
     def prepare(self, call: Call, *, is_checked: bool = False) -> None:
         """Sets everything that a program can reach: inputs and parameters from the block,
-        constants, poison elsewhere; then runs `init`. A call on what the one before left gets
-        inputs, parameters and constants alone. Raises as `Loaded.run`.
-
-        Args:
-            is_checked: waits after each step of `init`.
-        """
+        constants, poison elsewhere; then runs `init`, and waits after each step of it if it
+        `is_checked`. A call on what the one before left gets inputs, parameters and constants
+        alone. Raises as `Loaded.run`."""
         with self._opened() as source:
             self._copy_in(call, source)
         self._begin(call, is_checked=is_checked)

@@ -148,15 +148,9 @@ class Loaded:
         return self._places
 
     def run(self, section: Section, *, is_checked: bool = False) -> None:
-        """Runs a section in the current stream.
-
-        Args:
-            is_checked: waits after each step, so that a fault is found at its step.
-
-        Raises:
-            CannotRun: the program is at fault or not for this card; the context is sound.
-            Faulted: the context is lost.
-        """
+        """Runs a section in the current stream; waits after each step if it `is_checked`, so that a
+        fault is found there. Raises CannotRun (the program is at fault or not for this card; the
+        context is sound) or Faulted (the context is lost)."""
         self.begin(section)
         with self.torch_memory():
             for position, step in enumerate(self.steps_of(section)):
