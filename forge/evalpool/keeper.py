@@ -69,8 +69,7 @@ OpenLink = Callable[[], AbstractAsyncContextManager[Link]]
 async def keep(
     seating: Seating, seat: Seat, open_link: OpenLink, *, task_status: anyio.abc.TaskStatus[None]
 ) -> None:
-    """Keeps a seat taken until cancelled. The first start must succeed, or find no room; later ones
-    are repeated."""
+    """Keeps a seat taken until cancelled. The first start must succeed, or find no room."""
     backoff_s, is_first, logged = FIRST_BACKOFF_S, True, ""
     while True:
         num_taken = seat.num_taken
@@ -168,8 +167,7 @@ async def open_child_link(
 
 @asynccontextmanager
 async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
-    """Connect to a served pool, once its judges have started. Raises ConfigError for an invalid
-    URL, MachineError."""
+    """Connects to a served pool once its judges have started. Raises ConfigError, MachineError."""
     if not JUDGE_URL.fullmatch(url):
         raise ConfigError(f'judge.url: found "{url}"; http://HOST:PORT or unix:/PATH')
     token = os.environ.get(TOKEN_VARIABLE) or None

@@ -67,8 +67,7 @@ OpenElsewhere = Callable[[str], AbstractAsyncContextManager[Link]]
 MAX_QUEUED = 256
 """Maximum number of requests that wait for a judge; further callers wait to be queued."""
 CPU_CAPACITY = 1
-"""Concurrent candidates of a judge on the CPU: a candidate keeps one thread busy, and there is one
-judge for each core."""
+"""Concurrent candidates of a judge on the CPU: each keeps its core busy."""
 START_TIMEOUT_S = 180.0
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -164,8 +163,7 @@ class Pool:
     def __init__(
         self, table: JudgeTable, seating: Seating, *, finishes_started: bool = False
     ) -> None:
-        """Judges at these seats. `finishes_started`: a judgement that has begun goes on when its
-        caller is cancelled."""
+        """`finishes_started`: a judgement that has begun goes on when its caller is cancelled."""
         self._table = table
         self.seating = seating
         self._finishes_started = finishes_started
@@ -245,8 +243,7 @@ class Pool:
 
     @property
     def num_judges(self) -> int:
-        """Number of judges, whatever their state: each examines one problem alone on its card, or
-        on its core."""
+        """Number of judges, whatever their state: each examines one problem alone on its card."""
         return len(self.seating.seats)
 
     @property
@@ -370,8 +367,7 @@ class Pool:
         return lost
 
     async def _to_its_end(self, answer: Awaitable[T]) -> T:
-        """The answer of a judge. With `finishes_started`, a caller that is cancelled still waits
-        for it."""
+        """The answer of a judge; with `finishes_started`, a cancelled caller still waits for it."""
         with anyio.CancelScope(shield=self._finishes_started):
             return await answer
         raise AssertionError("this scope is never cancelled")

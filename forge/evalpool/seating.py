@@ -71,8 +71,7 @@ class Seat:
     is_remote: bool = False
     """True for a pool behind a URL."""
     client: httpx.AsyncClient | None = None
-    """Open while the judge lives. Shared by all requests: opening one reads certificates (20 ms).
-    """
+    """Open while the judge lives; shared, since opening one reads certificates (20 ms)."""
     kinds: tuple[JudgeKind, ...] = ()
     """Kind of the judge; kinds of all judges behind a URL."""
     state: State = State.DOWN
@@ -86,8 +85,7 @@ class Seat:
     news: anyio.Event = field(default_factory=anyio.Event)
     """Set at each change, for the keeper."""
     problems: dict[str, None] = field(default_factory=dict[str, None])
-    """Keys of the last problems that its judge was given, the latest last. Their references are
-    drawn and captured there."""
+    """Keys of the last problems that its judge was given and has drawn, the latest last."""
     busy: BusyClock = field(default_factory=BusyClock)
 
     @property
@@ -245,8 +243,7 @@ class Seating:
         return passed[0] if passed else None
 
     def _best(self, waiter: _Waiter, roomy: Sequence[Seat], *, num_living: int) -> Seat | None:
-        """The best of the seats with room; None if the request must wait for another one than the
-        seat to avoid."""
+        """The best of the seats with room; None if it must wait for one that it may take."""
 
         def rank(seat: Seat) -> tuple[float, bool, int]:
             is_new = waiter.problem not in seat.problems

@@ -216,8 +216,7 @@ async def _refuse_route(request: Request, error: Exception) -> Response:
 
 
 def to_json_response(value: dict[str, Any], *, status: int = 200) -> Response:
-    """An answer in ASCII: a candidate's source may have half of a surrogate pair, which has no
-    UTF-8."""
+    """An answer in ASCII: half of a surrogate pair in a candidate's source has no UTF-8."""
     content = ENCODER.encode(value).encode()
     return Response(content, status_code=status, media_type="application/json")
 

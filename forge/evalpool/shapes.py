@@ -49,8 +49,7 @@ class ShapeLister:
         self._listed: OrderedDict[str, Examination] = OrderedDict()
 
     async def list_shapes(self, problem: ReferenceModule) -> tuple[Shape, ...]:
-        """The shapes of a problem; empty if `problem.source` is all. Raises ShapesUnknown, and
-        what `ask` raises."""
+        """The shapes of a problem; empty if `problem.source` is all. Raises ShapesUnknown."""
         shapes: list[Shape] = []
         is_listed = False
         for shape in problem.shapes or (Shape(name="", source=problem.source),):

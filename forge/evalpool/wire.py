@@ -113,8 +113,7 @@ async def ask_examination(
     lists_sets: bool = False,
     timeout_s: float,
 ) -> Examination:
-    """The examination of a problem by a judge; with `lists_sets`, only the names of its input sets.
-    Raises NoAnswer."""
+    """The examination of a problem; with `lists_sets`, names of its sets. Raises NoAnswer."""
     body = {"problem": problem_to_json(problem), "lists_sets": lists_sets}
     answer = await _post(client, "/examine", body, timeout_s=timeout_s)
     try:

@@ -14,8 +14,7 @@ import ctypes
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc: malloc.h."""
 KEPT_BLOCK, KEPT_TOTAL = 160 << 20, (1 << 31) - 1
-"""Bytes of the largest block that is kept (16 M elements in float64), and of all; malloc takes no
-larger number."""
+"""Bytes of the largest block that is kept (16 M elements in float64), and malloc's most of all."""
 USUAL_BLOCK, USUAL_TOTAL = 32 << 20, 64 << 20
 """The same as glibc sets them itself in the end."""
 MEMORY_DIVISOR = 32

@@ -161,8 +161,7 @@ last value is NaN; e5m2 is the upper byte of float16."""
 
 
 def integers(spec: TensorSpec, data: Data) -> NDArray[np.generic]:
-    """Elements of a tensor of integers or bools in their own type: as float64 they are exact below
-    2^53 only."""
+    """Elements of integers or bools in their own type: float64 is exact below 2^53 only."""
     return np.frombuffer(data, NUMPY_TYPES[spec.dtype]).reshape(spec.shape)
 
 

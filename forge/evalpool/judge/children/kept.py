@@ -91,8 +91,7 @@ class KeptChildren:
             self.spawner.end(kept.child)
 
     def _is_ready(self, child: SandboxedChild) -> bool:
-        """True once a child has given up its last candidate; of one that says nothing unasked, if
-        it has not ended."""
+        """True once a child has given up its last candidate, or if it says nothing and lives."""
         if not self._is_released:
             poll = select.poll()
             poll.register(child.sock, select.POLLIN)

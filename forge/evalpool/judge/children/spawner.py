@@ -282,8 +282,7 @@ class Spawner:
             self._process = None
 
     def _try_sandbox(self) -> None:
-        """Tries forbidden actions in a child of forge's own code. Raises ZygoteGone if one
-        works."""
+        """Tries forbidden actions in a child of our own code. Raises ZygoteGone if one works."""
         if self.isolation is Isolation.NONE:
             return
         forbidden = self._folder.with_suffix(".forbidden")

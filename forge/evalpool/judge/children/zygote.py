@@ -108,8 +108,7 @@ class Zygote:
         return pid
 
     def _reap(self, pid: int) -> int | None:
-        """Kills a child, with everything in its namespace or group, and returns its wait status;
-        None for an unknown child."""
+        """Kills a child with all in its namespace or group; its wait status, None if unknown."""
         scratch = self.scratch.pop(pid, None)
         if scratch is None:
             return None
@@ -342,8 +341,7 @@ def _import_for_cpu(harvests: str) -> dict[str, Callable[..., None]]:
 
 
 def _import_for_gpu() -> dict[str, Callable[..., None]]:
-    """Imports what a child with the GPU's files uses. Makes no context: a child forked after that
-    could not use it."""
+    """Imports what a child with the GPU's files uses. No context: no fork could use it."""
     import torch
     from triton.backends import backends
     from triton.runtime import driver

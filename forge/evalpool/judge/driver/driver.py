@@ -246,8 +246,7 @@ class Driver:
         return size.value
 
     def create_memory(self, num_bytes: int, *, device: int, is_shared: bool = False) -> int:
-        """Handle of physical memory, not mapped anywhere; one that `export_memory` takes if
-        `is_shared`."""
+        """Handle of physical memory, not mapped; one that can be exported if `is_shared`."""
         properties, handle = _properties(device, is_shared=is_shared), c_ulonglong()
         sizes = (c_size_t(num_bytes), byref(properties), c_ulonglong(0))
         self.call("memory_create", byref(handle), *sizes)

@@ -17,8 +17,7 @@ import torch
 from forge.evalpool.judge.driver.driver import DEFAULT_STREAM, Driver, DriverError
 
 ROOM_BYTES = 1 << 30
-"""Left free beside a new block: for the context of the process that it is for, and its first
-tensors."""
+"""Left free beside a new block: for a process's context and its first tensors."""
 ROOM_TIMEOUT_S = 10.0
 """Short: what would free the card may wait for us to leave it."""
 ROOM_PAUSE_S = 0.05
@@ -81,8 +80,7 @@ class DeviceBytes:
 
 
 def create_block(num_bytes: int) -> Block:
-    """At least `num_bytes` of the current device's memory, shareable. Waits a while for room.
-    Raises DriverError."""
+    """At least `num_bytes` of shareable memory. Waits a while for room. Raises DriverError."""
     torch.cuda.current_stream()  # the context is torch's
     _wait_for_room(num_bytes)
     driver, device = torch_driver(), torch.cuda.current_device()

@@ -337,8 +337,7 @@ class CpuExecutor:
         return has_choices or bool(self.given)
 
     def init(self, *, turn: int = 0, shift: int = 0) -> None:
-        """Runs the section `init`, once for each set of parameters. Turn, shift and errors are
-        those of `forward`."""
+        """Runs `init`, once for each set of parameters. Turn, shift and errors as of `forward`."""
         self.turn, self.shift = turn, shift
         self.given = self._contents(self._written_storages(Section.INIT))
         self._of_init = self._prepare(Outcome(), Conditions())
@@ -377,8 +376,7 @@ class CpuExecutor:
             self.memory.storages[number].data[:] = data
 
     def _prepare(self, outcome: Outcome, conditions: Conditions) -> list[Suspicion]:
-        """Runs `init` on the parameters that it had, and keeps what it made. Returns what may be
-        wrong with it."""
+        """Runs `init` on its parameters and keeps what it made; returns what may be wrong."""
         self._put_back(self.given)
         self._poison(Section.INIT, conditions.poison)
         suspicions = self._run(self.program.init, outcome, conditions)

@@ -140,8 +140,7 @@ class Executor:
         return self._answer(list[ChoiceReport], Kind.TUNE, [call], deadline=deadline)
 
     def time(self, calls: Sequence[Call], *, warm_up: Call, deadline: float) -> list[TimedCall]:
-        """Times each call once, after warm-ups whose contents are in no other call. The caller is
-        alone on the card."""
+        """Times each call once, alone on the card, after warm-ups with contents of their own."""
         found = self._answer(list[TimedCall], Kind.TIME, [warm_up, *calls], deadline=deadline)
         return _as_many(found, calls)
 
@@ -296,8 +295,7 @@ class Executors:
         return spare
 
     def _refill(self) -> None:
-        """Keeps the number of spares. Processes end with the threads that make them (death
-        signal)."""
+        """Keeps the number of spares. Processes end with the threads that make them."""
         while len(self._spares) < self._num_spares:
             self._spares.append(self._makers.submit(self._made))
 

@@ -129,8 +129,7 @@ def unwritten_report(
     missing: NDArray[np.bool_],
     uses: Callable[[Launch], Sequence[Use | None]],
 ) -> FaultReport:
-    """The report of an output, by its position, with elements that nothing wrote; `uses` as of
-    `stores_to`."""
+    """The report of elements of an output that nothing wrote; arguments as of `stores_to`."""
     first = tuple(int(one) for one in np.unravel_index(int(np.argmax(missing)), missing.shape))
     count = int(np.count_nonzero(missing))
     name = "output" if len(program.outputs) == 1 else f"output {output}"

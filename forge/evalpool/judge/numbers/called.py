@@ -90,8 +90,7 @@ def copied(model: Any) -> Any:
 
 
 def _copied_function(given: types.FunctionType, known: dict[int, Any]) -> types.FunctionType:
-    """The same function over copies of what it refers to; `known` are copies by the identity of the
-    original."""
+    """The same function over copies of what it refers to; `known` has copies by identity."""
     cells = tuple(_copied_cell(cell, known) for cell in given.__closure__ or ())
     made = types.FunctionType(
         given.__code__, given.__globals__, given.__name__, given.__defaults__, cells

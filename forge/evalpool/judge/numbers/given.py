@@ -177,8 +177,7 @@ class Terms:
 
     precision: str
     rounding: str = ""
-    """The coarsest precision that the reference rounds to, which tolerances follow; empty for the
-    problem's."""
+    """The coarsest precision that the reference rounds to; empty for the problem's."""
     device: str
     """`cpu` or `cuda`."""
     is_tf32: bool
@@ -218,8 +217,7 @@ HALVES = ("fp16", "bf16")
 MIN_SETS = 2
 """Input sets that are made however large they are."""
 NOTEWORTHY_SHARE = 1 / 8
-"""Share of the memory from which the outputs are counted too: the first call on `meta` takes
-seconds."""
+"""Share of the memory from which outputs are counted too: a call on `meta` takes seconds."""
 
 
 class Sizes(NamedTuple):
@@ -242,8 +240,7 @@ class ProblemTooLarge(Exception):
 
 
 def require_room(source: str, *, entry_point: str, precision: str, max_bytes: int) -> int | None:
-    """Bytes that a problem takes at least; None if unknown. Raises ProblemTooLarge if they are more
-    than `max_bytes`."""
+    """Bytes that a problem takes at least, None if unknown. Raises ProblemTooLarge."""
     sizes = count_sizes(source, entry_point=entry_point, precision=precision, max_bytes=max_bytes)
     if sizes is None:
         return None

@@ -115,8 +115,7 @@ class OpCounter(TorchDispatchMode):
         """Units to multiples of which STEPS round an input itself. (What rounds an intermediate
         result jumps where another kernel's last bit may be another one.)"""
         self.integers: set[int] = set()
-        """Numbers that operations compare integers with, and their neighbours where the order
-        counts."""
+        """Numbers that integers are compared with; with neighbours where the order counts."""
         self.specials: set[float] = set()
         """NaN and infinities that operations look for in an input itself."""
         self.is_comparing = False
@@ -130,8 +129,7 @@ class OpCounter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Prevents that torch wraps the method below, whose first call would import the compiler
-        (0.9 s)."""
+        """Keeps torch from wrapping the method below: that imports the compiler (0.9 s)."""
         return False
 
     def __torch_dispatch__(

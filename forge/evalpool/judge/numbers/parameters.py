@@ -33,8 +33,7 @@ NEGATED_SHARE, MIN_NEGATED = 8, 16
 MASK_SHARE = 0.7
 """Share of a mask that stays as it is."""
 MAXIMA = ("max", "sort", "topk", "median", "kthvalue", "sumexp")
-"""Parts of names of operations that look for a maximum, or for any place in an order; softmax is
-one of them."""
+"""Parts of names of operations that look for a maximum or a place in an order, as softmax does."""
 FEW_CALLS, MANY_CALLS = 8, 32
 """Calls that a counter has seen: so few where it may be an index, else more than so many, and more
 than any number that the reference compares with."""

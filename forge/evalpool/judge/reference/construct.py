@@ -97,12 +97,10 @@ class Origins(TorchDispatchMode):
         self._found: dict[int, tuple[Any, frozenset[int]]] = {}
         """Storage, which is kept so that its address is not reused, and numbers of operations."""
         self.draws: list[str] = []
-        """Digest of each random operation and of those before it: equal ones draw equal numbers
-        from one seed."""
+        """Digest of each random operation and of those before it: equal ones draw alike."""
 
     def by_name(self, model: Any) -> dict[str, str]:
-        """Digest of the last random operation that each tensor of a model comes from; "" for
-        none."""
+        """Digest of the last random operation that each tensor comes from; "" for none."""
         held = {one.name: one.tensor for one in held_tensors(model)}
         saved = model.state_dict() if isinstance(model, torch.nn.Module) else {}
         found = {name: self.of(one) for name, one in (held | saved).items()}

@@ -102,8 +102,7 @@ class Study:
         yield "parameters", self.change_parameters
 
     def list_sets(self) -> Found:
-        """Lists the sets of `get_input_sets()`, without making their tensors if the file runs on
-        torch's `meta` device."""
+        """Lists the sets of `get_input_sets()`, on torch's `meta` device if the file runs there."""
         replace_hub(self.request["source"])
         return Found(facts={"shapes": list_sets(self.request["source"], file=FILE)})
 

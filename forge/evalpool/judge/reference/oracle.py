@@ -45,8 +45,7 @@ from forge.evalpool.judge.wide.sought import done_by
 from forge.records.examination import Flag
 
 LARGE_BYTES = 8 << 20
-"""Tensors of a draw behind which free memory goes back to the system, and for which it has several
-threads."""
+"""Tensors of a draw from which free memory goes back to the system, and it has several threads."""
 KEPT_S = 10.0
 """Time for which it waits with that for another problem: half of a draw is page faults, and those
 of memory that the system must find anew cost most."""

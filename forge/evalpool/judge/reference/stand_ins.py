@@ -54,8 +54,7 @@ def _dtype(how: dict[str, Any]) -> torch.dtype:
 
 
 def config_fields(value: object) -> dict[str, Any] | None:
-    """Fields of a config of transformers that JSON can hold, with the names of its aliases; None
-    for any other object."""
+    """Fields of a config of transformers that JSON can hold, and aliases; None for others."""
     if not type(value).__module__.startswith(f"{NAME}."):
         return None
     to_dict = getattr(value, "to_dict", None)

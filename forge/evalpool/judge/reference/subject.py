@@ -163,8 +163,7 @@ class Subject:
         return on_device(device, lambda: construct(entry, self.init).to(device))
 
     def again(self) -> Any:
-        """Another model with the parameters, buffers and other tensors of this one: all that an
-        answer gets."""
+        """Another model with all that an answer gets: parameters, buffers, other tensors."""
         other = cast(self.another(), self.terms.precision)
         other.load_state_dict(self.model.state_dict())
         held = {one.name: one.tensor for one in held_tensors(self.model)}

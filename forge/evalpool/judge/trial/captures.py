@@ -88,8 +88,7 @@ class Captured:
     """Name of a tensor of the reference for which its constructor draws other numbers from the same
     seed, says the child."""
     is_checking: bool = False
-    """True if forward raises or does the same with the other one of each truth value that it reads,
-    says the child."""
+    """True if forward raises or does the same with each truth value reversed, says the child."""
 
     @property
     def reads_values(self) -> bool:

@@ -421,8 +421,7 @@ class CpuDevice(Device):
         return self._evaluated(captured, turn or 0, 0)
 
     def further(self, judged: Sequence[int]) -> Iterator[int]:
-        """Sets on which the alternatives run that have not run yet. In the second question, each
-        runs once."""
+        """Sets for alternatives that have not run; in the second question, each runs once."""
         is_only = self.results.is_wide or self.programs.evidence != WIDE
         most = max(MAX_FURTHER, min(MAX_SMALL_FURTHER, FURTHER_BYTES // max(1, self._num_bytes)))
         most = most if is_only else 0

@@ -99,8 +99,7 @@ class InputSet:
 
     @property
     def is_quiet(self) -> bool:
-        """True if it is compared in the problem's types, and has no loud plants nor other
-        parameters."""
+        """True if it is compared in the problem's types, without loud plants or own parameters."""
         is_quiet = (self.asks_real and not are_far(self.plants)) or not self.wide
         return is_quiet and not self.parameters
 
@@ -420,8 +419,7 @@ def parse_rounding(data: Any, precision: str) -> str:
 
 
 def parse_plants(data: Sequence[Any], sizes: Sequence[int]) -> tuple[Plant, ...]:
-    """Reads the places that a set says it planted, where tensors of these sizes have such places.
-    Raises LayoutError."""
+    """Reads the places that a set says it planted, within these sizes. Raises LayoutError."""
     found: list[Plant] = []
     for position, index, kind in data[:MAX_PLANTS]:
         size = sizes[_within(position, len(sizes))]
@@ -437,8 +435,7 @@ def parse_specs(data: Any) -> list[TensorSpec]:
 
 
 def parse_starts(data: Any, specs: list[TensorSpec], *, max_bytes: int) -> list[int]:
-    """The first byte of each tensor from an oracle's layout, within `max_bytes`. Raises
-    LayoutError."""
+    """The first byte of each tensor from an oracle's layout. Raises LayoutError."""
     if not isinstance(data, list) or len(data) != len(specs):
         raise LayoutError("no list of places")
     for start, spec in zip(data, specs, strict=True):
@@ -544,8 +541,7 @@ class Content(ABC):
         return compare.mismatch(wanted, found, name=name, operands=operands)
 
     def is_unwritten(self, got: Any, index: int) -> bool:
-        """True if an output has nothing but what an unwritten one has, and the reference has
-        more."""
+        """True if an output is as an unwritten one, and the reference has more."""
         return compare.is_unwritten(self.tensor(index, got), self.tensor(index))
 
     def values(self, index: int, *, name: str, got: Any = None) -> Values:

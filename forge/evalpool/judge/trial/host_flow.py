@@ -482,8 +482,7 @@ class Flow:
         self.filled, self._is_first = filled, first
 
     def _repeated(self, body: Sequence[ast.stmt]) -> None:
-        """A loop: what a turn has filled is whole after it. Followed twice, since a turn sees what
-        the one before has made."""
+        """A loop, followed twice: a turn sees what the one before has made, and filled whole."""
         before = set(self.filled)
         for _ in range(2):
             self.filled = set(before)

@@ -152,8 +152,7 @@ ALONE = _words(
     "set_allocator set_grad_enabled print warn compile checkpoint lru_cache cache numpy einops "
     "autocast custom_fwd custom_bwd inference_mode _inductor _dynamo library"
 )
-"""Parts of names that a process may notice after the capture: such a candidate is captured in a
-child of its own."""
+"""Parts of names that a process may notice: such a candidate has a capture child of its own."""
 SWITCHES = _words(
     "torch.backends.cuda.matmul.allow_tf32 torch.backends.cudnn.allow_tf32 "
     "torch.backends.cudnn.benchmark"

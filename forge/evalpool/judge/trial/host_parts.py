@@ -136,8 +136,7 @@ class Parts:
 
 
 def parts_of(tree: ast.Module, entry_point: str) -> Parts:
-    """The parts of a source. Raises Refused where the body of `__name__ == "__main__"` sets what
-    other parts name."""
+    """The parts of a source. Raises Refused if others name what `if __name__ == ...` sets."""
     parts = Parts()
     for node in ast.walk(tree):
         parts.take_import(node)
@@ -173,8 +172,7 @@ def parts_of(tree: ast.Module, entry_point: str) -> Parts:
 def _reached(
     statements: list[ast.stmt], defined: dict[str, list[Definition]], entry_point: str
 ) -> set[str]:
-    """Names of the definitions that run: the entry point, and what it and the statements at the
-    top name."""
+    """Names of the definitions that run: the entry point's, and what is named at the top."""
     reached = {entry_point}
     pending: list[ast.AST] = [*statements, *defined.get(entry_point, ())]
     for one in (one for each in defined.values() for one in each):

@@ -54,8 +54,7 @@ MAX_READ = 1 << 22
 """Elements of an output that its figures are made of, all over it."""
 IN_PLACE = "Model changes its {} in place, do as it does: "
 STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
-"""Names of a norm's statistics in training mode. No output depends on them, and most published
-kernels leave them alone."""
+"""Names of a norm's statistics in training mode: no output needs them, most kernels leave them."""
 
 
 def may_stay(name: str, operations: Collection[str]) -> bool:
@@ -102,8 +101,7 @@ class Results(Generic[C]):
     is_wide: bool = False
     """True while the question is asked in float64."""
     is_narrow: bool = False
-    """True if the program, but not the reference, has no float64: integers must be equal in the
-    problem's types."""
+    """True if only the program has no float64: integers must be equal in own types."""
 
     def mismatch(self, left: Left, number: int | None = None) -> str | None:
         """The first difference of what a call left from the results of its set, or of another."""
@@ -123,8 +121,7 @@ class Results(Generic[C]):
         return None
 
     def pairs(self, left: Left, number: int | None = None) -> list[Pair]:
-        """Outputs, changed inputs and, in the problem's types, parameters, each with the expected
-        one."""
+        """Outputs, changed inputs and, in own types, parameters, each with the expected one."""
         draw = self.content.draw
         number = left.number if number is None else number
         one = draw.sets[number]
@@ -231,8 +228,7 @@ class Device(Protocol):
         ...
 
     def is_repeated(self) -> bool:
-        """True if a program may keep something between calls, so that one set is asked twice: on a
-        card, in memory."""
+        """True if a program may keep something between calls: one set is asked twice."""
         return True
 
     def announce(self, numbers: Sequence[int]) -> None:
@@ -245,8 +241,7 @@ class Device(Protocol):
         ...
 
     def once(self, captured: Captured, *, turn: int | None = None) -> Left:
-        """Runs a program once on set 0, in its own types; `turn` is the alternative of each open
-        choice."""
+        """Runs a program once on set 0, in its own types, with alternative `turn` of choices."""
         ...
 
     def ends_wide(self, finding: Finding) -> bool:
@@ -258,8 +253,7 @@ class Device(Protocol):
         return False
 
     def settle(self, require_first_call: Callable[[], None]) -> None:
-        """Settles the open choices of the first program; `require_first_call` checks it while they
-        are open."""
+        """Settles the first program's choices; `require_first_call` checks it before."""
         ...
 
     def require_lasting(self) -> None:
@@ -296,8 +290,7 @@ class Judgement(Generic[D]):
         self.programs.device = None
 
     def prepare(self) -> None:
-        """Asks whether it is the same function, with gradients or without, and settles its
-        choices. Raises Decided."""
+        """Asks for the same function in each mode, and settles choices. Raises Decided."""
         candidate, first = self.programs.candidate, self.programs.first()
         if candidate.options.outputs:
             self.device.settle(lambda: None)
@@ -319,8 +312,7 @@ class Judgement(Generic[D]):
             self._ask_wide()
 
     def checked(self) -> Finding:
-        """Asks the second question, or the only one; or looks at one call, where that is asked for.
-        Raises Decided."""
+        """Asks the second or only question, or looks at one call if asked. Raises Decided."""
         with self.device.asking(is_wide=False):
             if self.programs.candidate.options.outputs:
                 return self._look()
@@ -442,8 +434,7 @@ class Judgement(Generic[D]):
                     raise Decided(programs.report(Status.WRONG, reason, detail))
 
     def _require_right(self, left: Left, reason: str, words: str) -> None:
-        """Raises Decided for a call that left something else than the reference, with its likely
-        cause."""
+        """Raises Decided, with its likely cause, for a call that left what is not right."""
         programs, results = self.programs, self.device.results
         found = results.mismatch(left)
         if found is not None and results.is_unwritten(left):
@@ -494,8 +485,7 @@ class Judgement(Generic[D]):
                 raise Decided(programs.report(Status.WRONG, Reason.MISMATCH, detail))
 
     def _require_others(self) -> None:
-        """Raises Decided for a candidate whose first call is wrong, where it differs from later
-        ones."""
+        """Raises Decided where the first call, if it differs from later ones, is wrong."""
         programs, captured = self.programs, self.programs.first()
         if not self._draw.has_elements(0):
             return

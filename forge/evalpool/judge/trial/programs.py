@@ -193,8 +193,7 @@ SEQUENCES = ("list", "tuple")
 """Types that forward may return beside a tensor."""
 MAX_THREADS = 1024
 MAX_READ_S = 4.0
-"""Time in which all kernels of a program are read. It is the judge's own, and each kernel may take
-a second or two of it."""
+"""Time, of the judge's own, in which all kernels of a program are read; one may take a second."""
 LONG_WORDS = "the kernels take too long to read: write fewer or shorter ones"
 DERIVED_WORDS = (
     "parameters are loaded after __init__; define load_reference(self, state) for what you derive"
@@ -267,8 +266,7 @@ class Programs:
         return found
 
     def report(self, status: Status, reason: str, detail: str = "") -> Finding:
-        """A finding of this candidate; an output that differs is named with the line that stores
-        it."""
+        """A finding; an output that differs is named with the line that stores it."""
         if status is Status.WRONG and (found := OF_OUTPUT.search(detail)) and self._kept:
             program = self._kept.program
             stored = store_line(program, int(found[1] or 0))
@@ -458,13 +456,11 @@ class Programs:
         )
 
     def accesses(self, program: Program) -> Accesses:
-        """Accesses of a program's kernels, by their index. Raises Decided for text that is no
-        TTIR."""
+        """Accesses of a program's kernels, by index. Raises Decided for text that is no TTIR."""
         return {index: access for index, (access, _) in enumerate(self._texts(program))}
 
     def _texts(self, program: Program) -> list[Text]:
-        """Accesses and lookups of each kernel. Each text is read once, however many kernels of
-        other options have it."""
+        """Accesses and lookups of each kernel; a text that several have is read once."""
         known: dict[tuple[str, int], Text] = {}
         began = time.thread_time()
         for kernel in program.kernels:
@@ -501,8 +497,7 @@ class Programs:
         raise Decided(self.report(status, reason, self.at_line(refusal.line, message)))
 
     def capture(self, number: int, *, is_first: bool = False) -> Captured:
-        """The program for an input set, or that of its first call, as its child sends it. Raises
-        Decided."""
+        """The program for an input set, or of its first call. Raises Decided."""
         return self.captures.capture(
             self.code,
             {

@@ -200,8 +200,7 @@ class References(ABC, Generic[C]):
             self._free_unheld(kept)
 
     def end_idle(self) -> None:
-        """Ends oracles that wait for a problem. On a card under its lease, but at the judge's
-        end."""
+        """Ends oracles that wait. On a card under its lease, but at the judge's end."""
         self._oracles.close()
 
     def _drawn(self, key: str, problem: ReferenceModule, shared: Turn, **terms: Any) -> C:

@@ -47,8 +47,7 @@ SYNTAX = {
 
 
 def remark(code: str, line: int | None, message: str) -> tuple[int | None, str]:
-    """Words about what to write instead of what a message at a line says, and their line; none
-    where the message says it."""
+    """Words about what to write instead, and their line; none where the message says it."""
     for pattern, answer in ANSWERS:
         if found := re.search(pattern, message):
             return (line, answer) if isinstance(answer, str) else answer(code, line, found)

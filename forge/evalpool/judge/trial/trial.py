@@ -76,8 +76,7 @@ class Phases:
     """Bytes of the candidate's program for the first input set, whatever became of it."""
     draw: Draw | None = None
     moved_bytes: int | None = None
-    """Bytes that the kernels of the last call in the problem's types loaded and stored, where they
-    are counted."""
+    """Bytes that the last call's kernels loaded and stored, where they are counted."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 Source: TypeAlias = "tuple[int | None, int | None]"
-"""Addresses of block and constants while they are mapped; None where a program has no such
-memory."""
+"""Addresses of block and constants while they are mapped; None where there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,8 +55,7 @@ class Exchange:
         self._begin(call, is_checked=is_checked)
 
     def collect(self, call: Call) -> torch.Tensor | None:
-        """Copies the asked tensors into the block. Returns the flags for `changed`, still on the
-        card."""
+        """Copies the asked tensors into the block. Returns flags for `changed`, on the card."""
         with self._opened() as source:
             return self._copy_out(call, source)
 

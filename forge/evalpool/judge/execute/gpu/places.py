@@ -245,8 +245,7 @@ class Sealed:
 
 
 POISON = 0xFF
-"""Byte in outputs and temporaries before a call without a seed: NaN in every floating type, -1 in
-integers."""
+"""Byte in unwritten memory of a call without a seed: NaN in every floating type, -1 in integers."""
 
 
 class BadResult(Exception):
@@ -444,8 +443,7 @@ class Residency:
     floating: frozenset[int]
     """Storages that may be an operation's own result."""
     ends: Mapping[int, tuple[int, ...]]
-    """Floating storages by the position in `forward` of the last node that uses them; without
-    those of outputs."""
+    """Floating storages, but outputs', by the position in `forward` of their last use."""
 
 
 def find_residency(program: Program) -> Residency:

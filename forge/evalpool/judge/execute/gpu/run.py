@@ -161,8 +161,7 @@ class Loaded:
 
     @contextmanager
     def chosen(self, choices: Sequence[tuple[int, int]]) -> Iterator[None]:
-        """Inside, alternatives run in place of winners. Raises CannotRun where there is none of
-        that number."""
+        """Inside, alternatives run in place of winners. Raises CannotRun if there is no such."""
         before: list[tuple[Step, int | None]] = []
         try:
             for number, alternative in choices:
@@ -341,8 +340,7 @@ class Loaded:
 
 
 def reason_of(steps: Sequence[Step]) -> str:
-    """First reason why an alternative cannot run; empty if every kernel of it was compiled and
-    loaded."""
+    """First reason why an alternative cannot run, of its kernels; empty if it can."""
     for one in steps:
         if one.failure:
             return f"{one.kernel}: {one.failure}"
@@ -509,8 +507,7 @@ def _add_pointer(
 def _add_descriptor(
     packed: Packed, program: Program, descriptor: Descriptor, facts: Sequence[MapFacts]
 ) -> None:
-    """A tensor map, by its facts in the binary; for targets without such base, shape, strides and
-    padding."""
+    """A tensor map, by its facts in the binary; without such base, sizes and padding."""
     if not facts:
         packed.add_address(program, descriptor.tensor)
         sizes = (*descriptor.shape, *descriptor.strides)

@@ -46,8 +46,7 @@ class Timer:
         self._bindings: dict[int, tuple[torch.Tensor, int]] = {}
 
     def calls(self, calls: Sequence[Call], *, warm_up: Call) -> list[TimedCall]:
-        """Times each call once, at first after warm-ups on a call of its own. Raises as
-        `Loaded.run`."""
+        """Times each call once, after warm-ups on a call of its own. Raises as `Loaded.run`."""
         if not self._is_ready:
             self._get_ready(warm_up)
         times: list[float] = []

@@ -81,8 +81,7 @@ class CardDevice(Device):
     programs: Programs
     results: Results[CardDraw]
     is_timed: bool
-    """True if the candidate is timed after its checked calls, also on the sets that are kept for
-    that."""
+    """True if the candidate is timed afterwards, also on the sets that are kept for that."""
     taken: Callable[[], AbstractContextManager[Executor]]
     """Holds an executor."""
     is_doubtful: Callable[[Finding], bool]
@@ -401,8 +400,7 @@ class CardDevice(Device):
         return [replace(one, is_right=is_sure and n not in unsure) for n, one in enumerate(calls)]
 
     def _tuned(self) -> dict[str, str]:
-        """Labels of the winners of the program's choices, by key. Raises Decided where another
-        alternative is wrong."""
+        """Labels of the choices' winners, by key. Raises Decided where an alternative is wrong."""
         programs = self.programs
         captured = programs.first()
         with self._turn(self.alone), programs.phases.timed("tune"):

@@ -68,8 +68,7 @@ class Mixture(StrEnum):
     """A random share of FEW_SHARE."""
 
     def chosen(self, start: int, num: int, *, length: int, draw: torch.Generator) -> torch.Tensor:
-        """[num] True for those from the other set, of the elements from `start` on of a tensor with
-        rows of `length`."""
+        """[num] True for those from the other set, from `start` on, in rows of `length`."""
         if self in (Mixture.HALF, Mixture.FEW):
             share = 0.5 if self is Mixture.HALF else FEW_SHARE
             return torch.rand(num, device=draw.device, generator=draw) < share

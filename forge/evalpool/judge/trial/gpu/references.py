@@ -315,8 +315,7 @@ class SmallDraws:
     """Bytes that problems need which are drawn on the card, by hash of their sources."""
 
     def draw(self, problem: ReferenceModule) -> Delivered | int:
-        """A draw of a small problem; for another one the bytes that it needs, 0 if unknown.
-        Raises ZygoteGone."""
+        """A draw of a small problem, or bytes that another needs (or 0). Raises ZygoteGone."""
         key = hash((problem.source, problem.precision, problem.entry_point))
         if key in self._others or ON_CARD.search(problem.source):
             return self._others.get(key, 0)

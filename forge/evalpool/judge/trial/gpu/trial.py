@@ -64,8 +64,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NUM_UNSEEN = 1
-"""Input sets beside those of a CPU's judge: one is kept from checked calls in the problem's types.
-"""
+"""Input sets beside those of a CPU's judge: one is kept from checked calls in own types."""
 LEASE_TIMEOUT_S = 480.0
 """A writer waits for every correctness run in progress, a reader for a window of timings."""
 LARGE_SHARE = 1 / 32
