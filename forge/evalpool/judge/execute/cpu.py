@@ -138,12 +138,13 @@ class Tensors:
 
         one = self.program.tensors[number]
         dtype, data = getattr(torch, one.dtype), self.memory.storages[one.storage].data
-        made: Any = torch.empty(one.shape, dtype=dtype)
-        if made.numel():
-            flat: Any = data[: len(data) // made.itemsize * made.itemsize]
-            made = torch.as_tensor(flat).view(dtype).as_strided(one.shape, one.strides, one.offset)
-        self._made[number] = made
-        return made
+        if math.prod(one.shape) == 0:
+            self._made[number] = torch.empty(one.shape, dtype=dtype)
+        else:
+            flat: Any = data[: len(data) // ITEM_BYTES[one.dtype] * ITEM_BYTES[one.dtype]]
+            whole: Any = torch.as_tensor(flat).view(dtype)
+            self._made[number] = whole.as_strided(one.shape, one.strides, one.offset)
+        return self._made[number]
 
     def read(self, number: int) -> NDArray[Any]:
         one = self.program.tensors[number]
