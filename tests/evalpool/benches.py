@@ -74,9 +74,13 @@ def get_init_inputs():
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 
-RELU_KERNEL = (
-    HEAD
-    + """
+
+def candidate(code: str) -> str:
+    """Source of a candidate: the usual imports, then this."""
+    return HEAD + code
+
+
+RELU_KERNEL = candidate("""
 @triton.jit
 def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -88,8 +92,7 @@ class ModelNew(torch.nn.Module):
         y = torch.empty_like(x)
         kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
         return y
-"""
-)
+""")
 
 
 @dataclasses.dataclass

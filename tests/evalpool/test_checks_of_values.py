@@ -6,21 +6,10 @@ from typing import Any
 import pytest
 
 from forge.records.verdict import Status
-from tests.evalpool.benches import HEAD
+from tests.evalpool.benches import candidate, problem
 
-ROWS = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x, i):
-        return x[i] * 2
-def get_inputs():
-    return [torch.randn(64, 32), torch.randint(0, 64, (64,))]
-def get_init_inputs():
-    return []
-"""
-CODE = (
-    HEAD
-    + """
+ROWS = problem("return x[inputs[1]] * 2", inputs="torch.randn(64, 32), torch.randint(0, 64, (64,))")
+CODE = candidate("""
 @triton.jit
 def kernel(x, i, y, scale, B: tl.constexpr):
     row, k = tl.load(i + tl.program_id(0)), tl.arange(0, B)
@@ -32,8 +21,7 @@ class ModelNew(torch.nn.Module):
         CHECK
         kernel[(i.shape[0],)](x, i, y, scale, B=32)
         return y
-"""
-)
+""")
 
 
 @pytest.mark.parametrize(
@@ -65,9 +53,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-SCALED = (
-    HEAD
-    + """
+SCALED = candidate("""
 @triton.jit
 def kernel(x, m, y, scale, MASKED: tl.constexpr):
     i = tl.program_id(0) * 32 + tl.arange(0, 32)
@@ -79,8 +65,7 @@ class ModelNew(torch.nn.Module):
         y, is_masked = torch.empty_like(x), mask is not None
         kernel[(16,)](x, mask if is_masked else x, y, scale, MASKED=is_masked)
         return y
-"""
-)
+""")
 
 
 @pytest.mark.parametrize(
@@ -98,22 +83,12 @@ def test_an_answer_takes_every_argument_of_forward(
     assert verdict.status is status, verdict.detail
 
 
-COUNTED = """
-import torch
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = torch.nn.BatchNorm1d(64, affine=False, momentum=None)
-    def forward(self, x):
-        return self.norm(x)
-def get_inputs():
-    return [torch.randn(64, 64)]
-def get_init_inputs():
-    return []
-"""
-MEAN_OF_BATCHES = (
-    HEAD
-    + """
+COUNTED = problem(
+    "return self.norm(x)",
+    inputs="torch.randn(64, 64)",
+    head="self.norm = torch.nn.BatchNorm1d(64, affine=False, momentum=None)",
+)
+MEAN_OF_BATCHES = candidate("""
 @triton.jit
 def kernel(x, m, v, n, y, N: tl.constexpr):
     c, r = tl.program_id(0), tl.arange(0, N)
@@ -147,8 +122,7 @@ class ModelNew(torch.nn.Module):
         else:
             fixed[(64,)](x, self.norm.running_mean, self.norm.running_var, y, N=64)
         return y
-"""
-)
+""")
 
 
 def test_a_counter_that_the_reference_reads_on_its_host_may_be_written(bench: Any) -> None:

@@ -1,5 +1,5 @@
 """The evidence behind a right answer: how much of it torch computed, whether it is right each time,
-and whether its weights are the reference's."""
+whether its weights are the reference's, and what host code asks for besides its arguments."""
 
 import mmap
 import os
@@ -16,13 +16,11 @@ from forge.evalpool.judge.trial.draws import parse_starts
 from forge.evalpool.judge.trial.judgement import Judgement, Left, Results
 from forge.evalpool.judge.trial.trial import Phases
 from forge.records.verdict import Status
-from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, problem
+from tests.evalpool.benches import HEAD, RELU, RELU_KERNEL, candidate, problem
 
 # --- torch's share ------------------------------------------------------------------------------
 
-COPY = (
-    HEAD
-    + """
+COPY = candidate("""
 @triton.jit
 def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -34,8 +32,7 @@ class ModelNew(torch.nn.Module):
         y = torch.empty_like(x)
         kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
         return y
-"""
-)
+""")
 TWO = "torch.randn(32, 48), torch.randn(48, 32)"
 TORCH_ANSWERS = {
     "relu": ("torch.relu(inputs[0])", "torch.randn(16, 64)", False),
@@ -64,9 +61,7 @@ def test_torch_and_a_copy_kernel_is_rejected_unless_torch_may_compute(
     assert (hybrid.torch_share == 0.0) if is_move else (hybrid.torch_share >= 0.5)
 
 
-SUM_ROWS = (
-    HEAD
-    + """
+SUM_ROWS = candidate("""
 @triton.jit
 def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -78,8 +73,7 @@ class ModelNew(torch.nn.Module):
         y = torch.empty(blocks, device=x.device)
         kernel[(blocks,)](x, y, x.numel(), BLOCK=16)
         return y.sum() / x.numel()
-"""
-)
+""")
 
 
 @pytest.mark.parametrize("rows", [2, 40])
@@ -325,3 +319,51 @@ def test_a_place_outside_of_the_memory_is_refused(data: Any) -> None:
     with pytest.raises(LayoutError):
         parse_starts(data, SPECS, max_bytes=1000)
     assert parse_starts([64, 896], SPECS, max_bytes=1000) == [64, 896]
+
+
+TRAINED = RELU.replace("def forward(self, x):\n", "def forward(self, x):\n        self.training\n")
+CODE = candidate("""
+@triton.jit
+def kernel(x, y, n, HIGH: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.minimum(tl.maximum(v * 2, 0.0), HIGH), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = torch.nn.Identity()
+        self.count = torch.zeros((), device="cpu")
+
+    def forward(self, x):
+        y, block, high = torch.empty_like(x), 256, 1e38
+        LOOK
+        kernel[(triton.cdiv(x.numel(), block),)](x, y, x.numel(), HIGH=high, BLOCK=block)
+        return y
+""")
+
+
+@pytest.mark.parametrize(
+    ("look", "problem", "reason", "words"),
+    [
+        ("if x.requires_grad: block = 512", RELU, "ok", ""),
+        ("if x.requires_grad: raise ValueError('no gradient')", RELU, "ok", ""),
+        ("if x.requires_grad: high = 3.0", RELU, "mismatch", "that require gradients forward"),
+        ("if not self.training: high = 3.0", RELU, "mismatch", "after eval() forward"),
+        ("if not self.training: block = 512", RELU, "ok", ""),
+        ("if not self.training: high = 3.0", TRAINED, "ok", ""),
+        ("if not self.part.training: high = 3.0", RELU, "unsupported", "names training of a part"),
+        ("if 'grad' in f'{x}': high = 3.0", RELU, "unsupported", "a text that is made"),
+        ("if x.device.index: return x", RELU, "unsupported", "decides by x.device"),
+        ("if x._base is None: high = 3.0", RELU, "unsupported", "names x._base"),
+        ("self.count += 1; high = 3.0 if self.count > 9 else high", RELU, "unsupported", ""),
+        ("self.count.add_(1); high = 3.0 if self.count > 9 else high", RELU, "unsupported", "host"),
+    ],
+)
+def test_what_forward_asks_for_is_judged_or_refused(
+    bench: Any, look: str, problem: str, reason: str, words: str
+) -> None:
+    verdict = bench.judge(CODE.replace("LOOK", look), problem=problem)
+    assert verdict.reason == reason, verdict.detail
+    assert (verdict.status is Status.CORRECT) == (reason == "ok")
+    assert words in verdict.detail

@@ -1,5 +1,8 @@
-"""Honest answers to every family and variant of the generator are correct; styles take turns."""
+"""Honest answers to every family and variant of the generator are correct; styles take turns.
 
+At GPU scale they are long enough to be timed: `--log-cli-level=INFO` shows the times."""
+
+import logging
 import socket
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from forge.data.generator import Composition, Style, answer, answer_to, generate
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE
 from forge.records import Problem, Status
+from forge.records.verdict import JudgeOptions
 
 HALF = ("fp16", "bf16")
 
@@ -129,3 +133,38 @@ def test_an_oracle_keeps_the_memory_of_a_large_draw_until_nobody_asks_for_anothe
         judge.send(b"?")
         oracle.main(own)
     assert seen == ["draw", "draw", "back", "draw", "draw"]
+
+
+logger = logging.getLogger(__name__)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_honest_answers_at_gpu_scale_are_right_and_take_17_us_or_more(
+    gpu_bench: Any, family: str
+) -> None:
+    chosen = {}
+    table = ProblemsTable.model_validate({"sizes": "gpu"})
+    for problem in generate_problems(table, seed=1):
+        if problem.level == 3 and problem.family == family:
+            chosen.setdefault(Composition.of(problem).variant, problem)
+    num_judged = 0
+    for problem, style in zip(chosen.values(), cycle(Style), strict=False):
+        verdict = gpu_bench.judge(
+            answer(problem, style=style), problem=problem.source, options=JudgeOptions()
+        )
+        what = f"{problem.problem_id} {style}: {verdict.reason} {verdict.detail}"
+        if verdict.status is Status.UNJUDGEABLE and "ill-conditioned" in verdict.detail:
+            logger.info(what)  # a cosine of a square, behind a product in TF32: nobody is judged
+            continue
+        num_judged += 1
+        assert verdict.status is Status.CORRECT, what
+        assert verdict.timing is not None, what
+        logger.info(
+            "%s %s: %.0f us, eager %.0f us",
+            *(problem.problem_id, style),
+            *(verdict.timing.candidate_us, verdict.timing.baseline_us),
+        )
+        assert verdict.timing.candidate_us > 17, what
+    assert num_judged

@@ -10,7 +10,7 @@ import torch
 from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.corpus.corpus import load
 from tests.evalpool import benches
-from tests.evalpool.benches import HEAD, RELU_KERNEL
+from tests.evalpool.benches import RELU_KERNEL, candidate
 
 pytestmark = pytest.mark.gpu
 
@@ -107,9 +107,7 @@ def get_inputs():
 def get_init_inputs():
     return [512]
 """
-    code = (
-        HEAD
-        + """
+    code = candidate("""
 @triton.jit
 def kernel(a, w, bias, c, M, N, K, B: tl.constexpr):
     m = tl.program_id(0) * B + tl.arange(0, B)
@@ -130,8 +128,7 @@ class ModelNew(torch.nn.Module):
         grid = (x.shape[0] // 64, w.shape[0] // 64)
         kernel[grid](x, w, self.fc.bias, c, x.shape[0], w.shape[0], w.shape[1], B=64)
         return c
-"""
-    )
+""")
     verdict = judge(code, problem=problem)
     assert verdict.status is Status.CORRECT, verdict.detail
     wrong = judge(code.replace("range(0, K, B)", "range(0, K - B, B)"), problem=problem)

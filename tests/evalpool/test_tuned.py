@@ -8,23 +8,12 @@ import pytest
 from forge.evalpool.judge.compiler.text import may_exceed
 from forge.evalpool.judge.program.format import Kernel, Options
 from forge.records.verdict import Status
-from tests.evalpool.benches import HEAD
+from tests.evalpool.benches import candidate, problem
 
 pytestmark = pytest.mark.usefixtures("free_host_code")
 
-SUM = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x.sum().reshape(1)
-def get_inputs():
-    return [torch.randn(300)]
-def get_init_inputs():
-    return []
-"""
-PARTS = (
-    HEAD
-    + """
+SUM = problem("return x.sum().reshape(1)", inputs="torch.randn(300)")
+PARTS = candidate("""
 tried = [(64, 4), (64, 8), (256, 4)]
 
 @triton.autotune([triton.Config({"B": b}, num_warps=w) for b, w in tried], key=["n"])
@@ -50,8 +39,7 @@ class ModelNew(torch.nn.Module):
         LAUNCH
         total[(1,)](y, z, SIZE, B=64)
         return z
-"""
-)
+""")
 REMEMBERED = """if self.best is None:
             k[grid](x, y, n)
             self.best = k.best_config
@@ -81,9 +69,7 @@ def test_a_configuration_is_judged_with_the_host_values_that_it_brings(
     assert verdict.status is status, verdict.detail
 
 
-ATOMIC = (
-    HEAD
-    + """
+ATOMIC = candidate("""
 def zero(args, **_):
     args["y"].zero_()
 
@@ -105,8 +91,7 @@ class ModelNew(torch.nn.Module):
         y = x.new_zeros(1)
         k[lambda meta: (triton.cdiv(x.numel(), meta["B"]),)](x, y, x.numel())
         return y
-"""
-)
+""")
 
 
 @pytest.mark.parametrize(
@@ -138,9 +123,7 @@ def test_what_benchmarks_leave_in_an_output_makes_the_first_call_wrong(
     assert says in verdict.detail
 
 
-BENCHED = (
-    HEAD
-    + """
+BENCHED = candidate("""
 @triton.jit
 def k(x, y, n, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
@@ -156,8 +139,7 @@ class ModelNew(torch.nn.Module):
             self.best = min(times, key=times.get)
         run(self.best)
         return y
-"""
-)
+""")
 
 
 @pytest.mark.parametrize(
@@ -179,19 +161,9 @@ def test_a_host_that_tries_configurations_on_its_output_is_wrong_in_its_first_ca
         assert "wrong in its first call" in verdict.detail
 
 
-PRODUCT = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return a @ b
-def get_inputs():
-    return [torch.randn(128, 128), torch.randn(128, 128)]
-def get_init_inputs():
-    return []
-"""
-TILES = (
-    HEAD
-    + """
+SQUARE = "torch.randn(128, 128)"
+PRODUCT = problem("return x @ inputs[1]", inputs=f"{SQUARE}, {SQUARE}")
+TILES = candidate("""
 @triton.autotune([triton.Config({}, num_warps=8, num_stages=s) for s in STAGES], key=["K"])
 @triton.jit
 def product(a, b, c, K, B: tl.constexpr):
@@ -208,8 +180,7 @@ class ModelNew(torch.nn.Module):
         c = torch.empty_like(a)
         product[(1,)](a, b, c, a.shape[1], 128)
         return c
-"""
-)
+""")
 
 
 @pytest.mark.parametrize(("stages", "fits"), [([4], False), ([2], True), ([4, 2], True)])
