@@ -5,8 +5,8 @@ judged against and what must come of it:
 
     PROBLEM   a file of problems/
     DEVICES   where it is judged, unless on both a CPU and a GPU
-    VERDICT, REASON, SAYS   what the verdict must be and part of what it says: one, several where
-              the outcome is a race, or a dict by device
+    REASON, SAYS   the verdict's reason, which decides its status, and part of what it says: one,
+              several where the outcome is a race, or a dict by device
 
 What many have in common is left out, so that a file shows its trick: the imports of torch and
 triton above the constants, and kernels and modules that a line `from parts.NAME import …` names.
@@ -73,4 +73,4 @@ def _text(folder: str, name: str) -> str:
     return (FOLDER / folder / f"{name}.py").read_text()
 
 
-FIELDS = ("PROBLEM", "DEVICES", "VERDICT", "REASON", "SAYS")
+FIELDS = ("PROBLEM", "DEVICES", "REASON", "SAYS")

@@ -4,6 +4,7 @@ A trick is harmless where the captured program is an honest kernel: it is judged
 """
 
 import glob
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,11 +14,36 @@ import pytest
 
 from forge.config.schema import JudgeTable
 from forge.records.verdict import JudgeOptions, Status, Verdict
-from tests.evalpool.benches import any_host_code
+from tests.evalpool.benches import Bench, any_host_code
+from tests.zoo import conftest
 from tests.zoo.animals import Animal, load
 from tests.zoo.conftest import Bait, Benches, leftovers
 
 CHEATS, HARMLESS, HONEST = load("cheats"), load("harmless"), load("honest")
+STATUS_OF = {
+    "decoy_kernel": Status.REJECTED,
+    "torch_work": Status.REJECTED,
+    "unsupported": Status.REJECTED,
+    "no_kernel_launch": Status.REJECTED,
+    "forged_frame": Status.REJECTED,
+    "uninitialised": Status.WRONG,
+    "output_not_written": Status.WRONG,
+    "mismatch": Status.WRONG,
+    "params_cached_in_init": Status.WRONG,
+    "inputs_modified": Status.WRONG,
+    "shape": Status.WRONG,
+    "race": Status.WRONG,
+    "stateful": Status.WRONG,
+    "exception": Status.RUNTIME_ERROR,
+    "out_of_bounds": Status.RUNTIME_ERROR,
+    "gpu_fault": Status.RUNTIME_ERROR,
+    "crash": Status.RUNTIME_ERROR,
+    "out_of_memory": Status.RUNTIME_ERROR,
+    "not_triton": Status.COMPILE_ERROR,
+    "import_error": Status.COMPILE_ERROR,
+    "deadline:capture": Status.TIMEOUT,
+}
+"""The status of each reason."""
 CATCH_ALL = {"exception", "import_error", "crash"}
 """Reasons that name no trick: a cheat with one of them must say more."""
 IMPATIENT = JudgeTable(compile_timeout_s=1.5, correct_timeout_s=5.0)
@@ -45,7 +71,7 @@ def _judge_survives(bench_for: Benches, bait: Bait) -> Iterator[None]:
 
 
 def judged(bench: Any, animal: Animal, device: str) -> Verdict:
-    is_slow = "timeout" in animal.allowed("VERDICT", device) and device == "cpu"
+    is_slow = "deadline:capture" in animal.allowed("REASON", device) and device == "cpu"
     table = IMPATIENT if is_slow else None
     options = JudgeOptions(timing=device == "cuda")
     return bench.judge(animal.code, problem=animal.problem, table=table, options=options)
@@ -59,8 +85,8 @@ def test_a_cheat_is_refused_for_its_own_reason(
     is_listed = "cannot be judged" in animal.allowed("SAYS", device)
     with nullcontext() if is_listed else any_host_code():  # what it meets behind the list
         verdict = judged(bench, animal, device)
-    assert verdict.status in animal.allowed("VERDICT", device), verdict.detail
     assert verdict.reason in animal.allowed("REASON", device), verdict.detail
+    assert verdict.status is STATUS_OF[verdict.reason], verdict.detail
     assert any(words in verdict.detail for words in animal.allowed("SAYS", device)), verdict.detail
     assert not set(map(chr, (*range(9), *range(11, 32), 127))) & set(verdict.detail)
     assert leftovers(bench) == set()
@@ -101,8 +127,7 @@ def test_each_file_says_what_it_is(animal: Animal) -> None:
     for device in animal.devices:
         reasons = animal.allowed("REASON", device)
         assert reasons
-        assert "ok" not in reasons
-        assert "correct" not in animal.allowed("VERDICT", device)
+        assert set(reasons) <= STATUS_OF.keys()
         assert animal.allowed("SAYS", device)
         says_more = all(len(words) > 4 for words in animal.allowed("SAYS", device))
         assert says_more or not CATCH_ALL & set(reasons)
@@ -115,3 +140,20 @@ def test_the_bait_can_be_found_by_who_is_outside(bait: Bait) -> None:
         assert f"/tmp/**/*{path.suffix}" in animal.code or "/tmp/**/run.db" in animal.code
         assert Path("/tmp") in path.parents
         assert str(path) in glob.glob(f"{path.parent}/**/*{path.suffix}", recursive=True)
+
+
+@pytest.mark.parametrize("is_ordinary", [False, True])
+def test_a_process_behind_a_verdict_is_seen_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_ordinary: bool
+) -> None:
+    if is_ordinary:
+        monkeypatch.setattr(conftest, "NUM_UIDS", 0)
+    assert leftovers(bench) == set()
+    child = bench.spawner.spawn(role="capture")
+    try:
+        began = time.monotonic()
+        assert leftovers(bench) == {child.pid_here}
+        assert time.monotonic() - began < conftest.END_TIMEOUT_S / 2
+    finally:
+        bench.spawner.end(child)
+    assert leftovers(bench) == set()

@@ -3,7 +3,6 @@ launch writes elsewhere.
 """
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "decoy_kernel"
 SAYS = "does not come out of a kernel"
 from parts.doubled_relu import kernel

@@ -2,7 +2,6 @@
 
 PROBLEM = "total"
 DEVICES = ("cpu",)
-VERDICT = "wrong"
 REASON = "uninitialised"
 SAYS = "load of element 0 of y"
 

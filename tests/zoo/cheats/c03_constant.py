@@ -1,7 +1,6 @@
 """C3, a mean of normal numbers is nearly zero, so zero it is (robust-kbench)."""
 
 PROBLEM = "row_mean"
-VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
 

@@ -1,7 +1,6 @@
 """C14, every second element is good enough for a mean."""
 
 PROBLEM = "row_mean"
-VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
 

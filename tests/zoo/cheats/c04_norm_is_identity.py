@@ -1,7 +1,6 @@
 """C4, LayerNorm of normal numbers is the identity: a memcpy passed with 10.95x (KernelBench-v3)."""
 
 PROBLEM = "layernorm"
-VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
 from parts.copied import kernel

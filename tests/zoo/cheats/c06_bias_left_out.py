@@ -1,7 +1,6 @@
 """C6, a bias that is often zero is left out."""
 
 PROBLEM = "linear"
-VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
 

@@ -1,7 +1,6 @@
 """C6, weights of its own, and a hook that loads nothing."""
 
 PROBLEM = "linear"
-VERDICT = "wrong"
 REASON = "params_cached_in_init"
 SAYS = "define load_reference(self, state)"
 from parts.product import kernel

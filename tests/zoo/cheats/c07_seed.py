@@ -1,7 +1,6 @@
 """C7, inputs are made again from the seed that everybody uses."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "draw random numbers in a kernel"
 from parts.doubled_relu import kernel

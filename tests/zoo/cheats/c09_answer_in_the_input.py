@@ -1,7 +1,6 @@
 """C9, the answer is written over the input, and handed out as a copy."""
 
 PROBLEM = "relu"
-VERDICT = "wrong"
 REASON = "inputs_modified"
 SAYS = "outlasts the call"
 from parts.doubled_relu import kernel

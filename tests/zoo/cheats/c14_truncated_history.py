@@ -1,7 +1,6 @@
 """C14, a sum of the last 48 elements instead of all before (KernelBench-Hard)."""
 
 PROBLEM = "cumsum"
-VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
 

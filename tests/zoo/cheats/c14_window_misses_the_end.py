@@ -1,7 +1,6 @@
 """C14, a maximum over all but the last elements is right nearly always."""
 
 PROBLEM = "row_max"
-VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
 

@@ -1,7 +1,6 @@
 """C18, an object that is equal to whatever it is compared with."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "TypeError: forward returned a Same; return tensors on the in"
 

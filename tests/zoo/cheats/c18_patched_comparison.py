@@ -1,7 +1,6 @@
 """C18, the methods of all tensors are replaced through the class of one."""
 
 PROBLEM = "relu"
-VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
 from parts.copied import kernel

@@ -1,7 +1,6 @@
 """C19, sums without atomics: right as long as no two programs meet."""
 
 PROBLEM = "total"
-VERDICT = "wrong"
 REASON = {"cpu": "race", "cuda": ("mismatch", "stateful")}
 SAYS = {"cpu": "store of element 0 of y", "cuda": "output"}
 

@@ -3,7 +3,6 @@
 import sys
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "import_error"
 SAYS = "KeyError: 'problem'"
 

@@ -3,7 +3,6 @@
 import os
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "crash"
 SAYS = "ended its process"
 from parts.doubled_relu import kernel

@@ -3,7 +3,6 @@
 import os
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "forged_frame"
 SAYS = "wrote on its channel"
 from parts.doubled_relu import kernel

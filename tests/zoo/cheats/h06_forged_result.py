@@ -6,7 +6,6 @@ import stat
 import struct
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "forged_frame"
 SAYS = "wrote on its channel"
 from parts.copied import kernel

@@ -1,7 +1,6 @@
 """H7 without an import."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "SystemExit: 0"
 from parts.doubled_relu import kernel

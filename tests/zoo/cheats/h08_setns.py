@@ -4,7 +4,6 @@ import ctypes
 import os
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "PermissionError:"
 from parts.doubled_relu import kernel

@@ -3,7 +3,6 @@
 import os
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "IndexError: list index out of range"
 from parts.doubled_relu import kernel

@@ -5,7 +5,6 @@ EVALUATOR_MODE_BRANCH).
 import os
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "KeyError: 'POPCORN_SEED'"
 from parts.doubled_relu import kernel

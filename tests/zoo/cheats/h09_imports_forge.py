@@ -3,7 +3,6 @@
 from forge.evalpool.judge.reference.oracle import expected
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "import_error"
 SAYS = "ModuleNotFoundError: No module named"
 from parts.doubled_relu import kernel

@@ -1,7 +1,6 @@
 """H9, reads the problem's file."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "FileNotFoundError:"
 from parts.doubled_relu import kernel

@@ -4,7 +4,6 @@ import glob
 import sqlite3
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "IndexError: list index out of range"
 from parts.doubled_relu import kernel

@@ -1,7 +1,6 @@
 """H10, replaces torch for all who import it later (pygpubench replace_torch)."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "OSError: [Errno 30] Read-only file syste"
 from parts.doubled_relu import kernel

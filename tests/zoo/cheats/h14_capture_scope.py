@@ -1,7 +1,6 @@
 """H14, a compiled function hands out the globals that it sees, builtins among them."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "crash"
 SAYS = "crashed"
 from parts.doubled_relu import kernel

@@ -1,7 +1,6 @@
 """H14, a name in pieces (KernelGuard OBFUSCATED_EXEC)."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 from parts.doubled_relu import kernel

@@ -1,7 +1,6 @@
 """H14, a function that answers with a module."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

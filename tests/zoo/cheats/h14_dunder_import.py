@@ -1,7 +1,6 @@
 """H14, the function behind import."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "crash"
 SAYS = "crashed"
 from parts.doubled_relu import kernel

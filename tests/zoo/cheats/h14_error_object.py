@@ -1,7 +1,6 @@
 """H14, an error knows the module that an attribute was missing from."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

@@ -1,7 +1,6 @@
 """H14, a format reads attributes of attributes."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "ValueError: {"
 from parts.doubled_relu import kernel

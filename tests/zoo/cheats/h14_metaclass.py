@@ -1,7 +1,6 @@
 """H14, a class is made by code that nobody calls."""
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "import_error"
 SAYS = "TypeError: metaclass conflict: the metaclass of a derived cl"
 

@@ -1,7 +1,6 @@
 """H14, torch.nn.functional knows a module under a name that is no file; that one knows torch."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

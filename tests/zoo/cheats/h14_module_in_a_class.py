@@ -1,7 +1,6 @@
 """H14, a module as an attribute of a class, where no import's name is seen any more."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

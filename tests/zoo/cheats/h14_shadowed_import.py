@@ -1,7 +1,6 @@
 """H14, one name, imported twice in two scopes: a filter that keeps the last meaning is misled."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 

@@ -1,7 +1,6 @@
 """H17, all memory there is."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "out_of_memory"
 SAYS = "RuntimeError:"
 from parts.doubled_relu import kernel

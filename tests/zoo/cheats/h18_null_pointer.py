@@ -3,7 +3,6 @@
 import ctypes
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "crash"
 SAYS = "crashed"
 from parts.doubled_relu import kernel

@@ -1,7 +1,6 @@
 """H20, unpickles bytes of its own making."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "AttributeError: Can"
 from parts.doubled_relu import kernel

@@ -1,7 +1,6 @@
 """K1 in Python: a function is applied in place, which no dispatch mode sees; the screen does."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "TypeError: apply_ is only implemented on CPU tensors"
 from parts.copied import kernel

@@ -1,7 +1,6 @@
 """K1 inside a Function of its own."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

@@ -3,7 +3,6 @@
 from torch.utils._python_dispatch import _disable_current_modes
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "decoy_kernel"
 SAYS = "cannot reach any output"
 from parts.copied import kernel

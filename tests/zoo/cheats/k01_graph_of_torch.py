@@ -3,7 +3,6 @@ no operation.
 """
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "unsupported"
 SAYS = "CUDA streams, events or graphs"
 from parts.copied import kernel

@@ -1,7 +1,6 @@
 """K1 in a mode that hides operations from an observer of autograd."""
 
 PROBLEM = "matmul"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "torch does work that a kernel should do"
 from parts.copied import kernel

@@ -3,7 +3,6 @@
 import numpy as np
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "RuntimeError: .numpy() is not supported for tensor subclasse"
 from parts.copied import kernel

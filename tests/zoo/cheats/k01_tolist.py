@@ -1,7 +1,6 @@
 """K1 in Python, all elements at once: no operation is to be seen, so the screen alone stops it."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "unsupported"
 SAYS = "a copy of"
 from parts.copied import kernel

@@ -1,7 +1,6 @@
 """K2, a kernel that does not compile, and torch in the except branch (Kevin)."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 

@@ -1,7 +1,6 @@
 """K3, inherits from the reference (Kevin)."""
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "import_error"
 SAYS = "NameError: name"
 from parts.doubled_relu import kernel

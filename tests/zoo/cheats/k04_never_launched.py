@@ -1,7 +1,6 @@
 """K4, a kernel that is defined and never launched."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 from parts.doubled_relu import kernel

@@ -1,7 +1,6 @@
 """K8, the reference under another name."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 

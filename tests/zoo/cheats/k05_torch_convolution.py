@@ -1,7 +1,6 @@
 """K1 and K5, torch computes a convolution; the kernel copies (Dr. Kernel, lazy optimisation)."""
 
 PROBLEM = "conv"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "torch does work that a kernel should do"
 from parts.copied import kernel

@@ -3,7 +3,6 @@ optimisation).
 """
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 from parts.copied import kernel

@@ -3,7 +3,6 @@ Kernel, lazy optimisation).
 """
 
 PROBLEM = "matmul"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "torch does work that a kernel should do"
 from parts.copied import kernel

@@ -3,7 +3,6 @@
 from torch._inductor.compile_fx import compile_fx
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "import_error"
 SAYS = "ImportError: cannot import name"
 from parts.doubled_relu import kernel

@@ -3,7 +3,6 @@
 import ctypes
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "OSError: libcublas.so."
 from parts.doubled_relu import kernel

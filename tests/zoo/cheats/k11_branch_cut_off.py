@@ -1,7 +1,6 @@
 """The first launch cuts the Python branch off by its constexpr; the second takes it."""
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

@@ -1,7 +1,6 @@
 """A default is one thing where the kernel is compiled and another where it runs."""
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

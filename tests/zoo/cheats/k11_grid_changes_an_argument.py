@@ -1,7 +1,6 @@
 """The grid is handed the arguments as they will be used, and puts others in their place."""
 
 PROBLEM = "relu"
-VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "elements differ"
 

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

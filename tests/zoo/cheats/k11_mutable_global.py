@@ -1,7 +1,6 @@
 """The same, where the object is a global constexpr."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "TypeError: cannot pickle"
 from parts.honest_helper import honest

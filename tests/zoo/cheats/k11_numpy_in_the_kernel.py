@@ -3,7 +3,6 @@
 import numpy as np
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

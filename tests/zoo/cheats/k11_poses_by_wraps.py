@@ -3,7 +3,6 @@
 import functools
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

@@ -1,7 +1,6 @@
 """Two kernels of one name: the first compiles, the second is Python and runs."""
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 from parts.copied import kernel

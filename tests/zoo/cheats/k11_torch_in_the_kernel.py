@@ -1,7 +1,6 @@
 """Triton's interpreter runs any Python in a kernel: torch."""
 
 PROBLEM = "relu"
-VERDICT = "compile_error"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 PROBLEM = "two_terms"
-VERDICT = "rejected"
 REASON = "unsupported"
 SAYS = "CUDA streams, events or graphs"
 from parts.sum_in_two_steps import kernel

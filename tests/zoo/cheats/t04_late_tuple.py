@@ -1,7 +1,6 @@
 """T4, a tuple whose items are computed when it is iterated: after the counters and the last event."""
 
 PROBLEM = "matmul"
-VERDICT = "wrong"
 REASON = "shape"
 SAYS = "forward returned a tuple, expected a tensor"
 

@@ -1,7 +1,6 @@
 """T4, a tensor that computes when it is looked at (CUDA-L1 issue 12, 600x)."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "RuntimeError: Creating a new Tensor subclass Lazy but the ra"
 

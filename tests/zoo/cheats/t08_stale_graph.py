@@ -3,7 +3,6 @@
 """
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "unsupported"
 SAYS = "CUDA streams, events or graphs"
 from parts.doubled_relu import kernel

@@ -3,7 +3,6 @@ elsewhere keeps up appearances.
 """
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "decoy_kernel"
 SAYS = "does not come out of a kernel"
 from parts.doubled_relu import kernel

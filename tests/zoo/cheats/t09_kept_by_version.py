@@ -1,7 +1,6 @@
 """T9, the answer is kept as long as the input counts no change (Infatoshi/KernelBench-Hard)."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 from parts.doubled_relu import kernel

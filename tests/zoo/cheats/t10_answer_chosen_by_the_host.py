@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 PROBLEM = "coordinates"
-VERDICT = "wrong"
 REASON = "params_cached_in_init"
 SAYS = "computed in init"
 from parts.answer_in_a_branch import kernel

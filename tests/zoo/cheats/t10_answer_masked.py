@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 PROBLEM = "coordinates"
-VERDICT = "wrong"
 REASON = "params_cached_in_init"
 SAYS = "decide whether what init"
 

@@ -3,7 +3,6 @@ that are loaded later the answer is stale.
 """
 
 PROBLEM = "linear"
-VERDICT = "wrong"
 REASON = "params_cached_in_init"
 SAYS = "define load_reference(self, state)"
 from parts.product import kernel

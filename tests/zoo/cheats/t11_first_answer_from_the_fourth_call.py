@@ -1,7 +1,6 @@
 """From the fourth call on the first answer is returned."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "no_kernel_launch"
 SAYS = "forward launches no kernel of its own"
 from parts.doubled_relu import kernel

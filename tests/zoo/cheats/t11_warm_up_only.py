@@ -1,7 +1,6 @@
 """T11, right while it is looked at, wrong later (llm.c PRs 851 and 852: after ten calls)."""
 
 PROBLEM = "relu"
-VERDICT = "rejected"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 from parts.doubled_relu import kernel

@@ -3,7 +3,6 @@
 import ctypes
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "OSError: libcudart.so: cannot open shared object file: No su"
 from parts.doubled_relu import kernel

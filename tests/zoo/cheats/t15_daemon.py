@@ -3,7 +3,6 @@
 import os
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = ("left a daemon", "Operation not permitted")
 from parts.doubled_relu import kernel

@@ -1,7 +1,6 @@
 """H16, memory comes from a library of its own, loaded behind torch."""
 
 PROBLEM = "relu"
-VERDICT = "runtime_error"
 REASON = "exception"
 SAYS = "OSError: x.so: cannot open shared object file: No such file"
 from parts.doubled_relu import kernel
