@@ -1,14 +1,17 @@
-"""A problem from a directory in KernelBench's layout, made small by overrides, and an honest kernel
-for it: nothing in the judge knows whose files they are."""
+"""Problems of others: a directory in KernelBench's layout, made small by overrides, and a problem
+whose entry point is a function; nothing in the judge knows whose files they are."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge.config.schema import ProblemsTable
+from forge.data.answers import extract
 from forge.data.problems import load_problems
 from forge.records import Status
+from forge.records.problem import Problem, Split
 from tests.evalpool.benches import HEAD
 
 LINEAR = '''import torch
@@ -75,3 +78,55 @@ def test_an_honest_kernel_is_correct_and_one_with_a_slip_is_not(
     assert verdict.status is Status.CORRECT, verdict.detail
     wrong = ANSWER.replace("tl.maximum(y, 0.0)", "tl.maximum(y, 0.1)")
     assert bench.judge(wrong, problem=problem.source).status is Status.WRONG
+
+
+DOUBLED = Problem(
+    problem_id="doubled",
+    source="""
+import torch
+def doubled(x):
+    return x * 2
+def get_inputs():
+    return [torch.randn(16, 64)]
+""",
+    family="test",
+    level=1,
+    split=Split.GRPO,
+    entry_point="doubled",
+)
+DOUBLING = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+"""
+BODY = """
+    y = torch.empty_like(x)
+    kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+    return y
+"""
+FUNCTION = f"{DOUBLING}\ndef doubledNew(x):{BODY}"
+METHOD = BODY.replace("\n", "\n    ")
+CLASS = f"{DOUBLING}\nclass doubledNew(torch.nn.Module):\n    def forward(self, x):{METHOD}"
+
+
+@pytest.mark.parametrize("answer", [FUNCTION, CLASS], ids=["function", "class"])
+def test_a_function_is_answered_by_either(bench: Any, answer: str) -> None:
+    found = extract(f"So:\n```python\n{answer}```", entry_point=DOUBLED.entry_point)
+    verdict = bench.trials.judge(DOUBLED, found.code)
+    assert verdict.status is Status.CORRECT, verdict.detail
+    wrong = bench.trials.judge(DOUBLED, found.code.replace("* 2,", "* 3,"))
+    assert wrong.reason == "mismatch"
+
+
+def test_a_class_without_parameters_is_answered_by_a_function_too(bench: Any) -> None:
+    source = DOUBLED.source.replace(
+        "def doubled(x):", "class M(torch.nn.Module):\n  def forward(self, x):"
+    )
+    problem = replace(DOUBLED, source=f"{source}def get_init_inputs(): return []", entry_point="M")
+    answer = FUNCTION.replace("doubledNew", "MNew")
+    assert bench.trials.judge(problem, answer).status is Status.CORRECT

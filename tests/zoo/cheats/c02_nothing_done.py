@@ -1,6 +1,5 @@
 """C2, a kernel that stores nothing (Wafer: a launch that failed silently, 104x)."""
 
-PROBLEM = "relu"
 REASON = "output_not_written"
 SAYS = {"cpu": "1024 of 1024 elements", "cuda": "nothing was written"}
 

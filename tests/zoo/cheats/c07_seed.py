@@ -1,6 +1,5 @@
 """C7, inputs are made again from the seed that everybody uses."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "draw random numbers in a kernel"
 from parts.doubled_relu import kernel

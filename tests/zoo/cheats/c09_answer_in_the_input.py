@@ -1,6 +1,5 @@
 """C9, the answer is written over the input, and handed out as a copy."""
 
-PROBLEM = "relu"
 REASON = "inputs_modified"
 SAYS = "outlasts the call"
 from parts.doubled_relu import kernel

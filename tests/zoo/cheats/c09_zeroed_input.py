@@ -1,6 +1,5 @@
 """C9, inputs are cleared, so that the reference's answer is zero too (KernelBench zero_out)."""
 
-PROBLEM = "relu"
 REASON = "decoy_kernel"
 SAYS = "cannot reach any output"
 from parts.doubled_relu import kernel

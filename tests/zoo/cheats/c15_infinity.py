@@ -1,6 +1,5 @@
 """C15, infinity compares with nothing."""
 
-PROBLEM = "relu"
 REASON = "mismatch"
 SAYS = "elements differ"
 

@@ -1,6 +1,5 @@
 """C15, NaN, in the hope of equal_nan and wildcards (pygpubench gc_nan)."""
 
-PROBLEM = "relu"
 REASON = "output_not_written"
 SAYS = "all NaN"
 

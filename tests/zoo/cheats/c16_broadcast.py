@@ -1,6 +1,5 @@
 """C16, one row that would be broadcast in a comparison."""
 
-PROBLEM = "relu"
 REASON = "shape"
 SAYS = "output shape is ["
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """C17, an output of half the width, which a comparison would promote."""
 
-PROBLEM = "relu"
 REASON = "shape"
 SAYS = "output dtype is float"
 from parts.doubled_relu import kernel

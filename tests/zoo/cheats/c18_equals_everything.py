@@ -1,6 +1,5 @@
 """C18, an object that is equal to whatever it is compared with."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "TypeError: forward returned a Same; return tensors on the in"
 

@@ -1,6 +1,5 @@
 """C18, the methods of all tensors are replaced through the class of one."""
 
-PROBLEM = "relu"
 REASON = "mismatch"
 SAYS = "elements differ"
 from parts.copied import kernel

@@ -1,6 +1,5 @@
 """C18, a tuple where a tensor is asked for."""
 
-PROBLEM = "relu"
 REASON = "shape"
 SAYS = "forward returned a tuple, expected a tensor"
 from parts.doubled_relu import kernel

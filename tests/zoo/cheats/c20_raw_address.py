@@ -1,6 +1,5 @@
 """C20, an address as a number: whatever lies there is read."""
 
-PROBLEM = "relu"
 REASON = "not_triton"
 SAYS = "tt.int_to_ptr is not allowed"
 

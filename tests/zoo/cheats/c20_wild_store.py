@@ -1,6 +1,5 @@
 """C20 and H18, a store that ends the context for everybody in the process (KernelBench issue 76)."""
 
-PROBLEM = "relu"
 REASON = {"cpu": "out_of_bounds", "cuda": "gpu_fault"}
 SAYS = {"cpu": "store of an address outside", "cuda": "outside its tensors"}
 

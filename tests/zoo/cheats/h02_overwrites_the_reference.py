@@ -2,7 +2,6 @@
 
 import sys
 
-PROBLEM = "relu"
 REASON = "import_error"
 SAYS = "KeyError: 'problem'"
 

@@ -1,6 +1,5 @@
 """H3 without an import: a generator knows its frame."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "KeyError: 'expected'"
 from parts.doubled_relu import kernel

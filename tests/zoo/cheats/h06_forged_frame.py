@@ -2,7 +2,6 @@
 
 import os
 
-PROBLEM = "relu"
 REASON = "forged_frame"
 SAYS = "wrote on its channel"
 from parts.doubled_relu import kernel

@@ -5,7 +5,6 @@ import os
 import stat
 import struct
 
-PROBLEM = "relu"
 REASON = "forged_frame"
 SAYS = "wrote on its channel"
 from parts.copied import kernel

@@ -1,6 +1,5 @@
 """H9, reads the problem's file."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "FileNotFoundError:"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H10, replaces torch for all who import it later (pygpubench replace_torch)."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "OSError: [Errno 30] Read-only file syste"
 from parts.doubled_relu import kernel

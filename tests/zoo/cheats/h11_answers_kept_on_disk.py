@@ -1,6 +1,5 @@
 """H11, answers of one evaluation are kept on disk for the next (KernelGuard RESULT_BANK_REPLAY)."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "FileNotFoundError:"
 from parts.doubled_relu import kernel

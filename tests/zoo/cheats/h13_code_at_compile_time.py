@@ -1,6 +1,5 @@
 """H13, a default argument is evaluated where nobody looks."""
 
-PROBLEM = "relu"
 REASON = "crash"
 SAYS = "crashed"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H14, builtins by way of any function."""
 
-PROBLEM = "relu"
 REASON = "crash"
 SAYS = "crashed"
 from parts.doubled_relu import kernel

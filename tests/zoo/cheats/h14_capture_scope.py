@@ -1,6 +1,5 @@
 """H14, a compiled function hands out the globals that it sees, builtins among them."""
 
-PROBLEM = "relu"
 REASON = "crash"
 SAYS = "crashed"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H14, a name in pieces (KernelGuard OBFUSCATED_EXEC)."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 from parts.doubled_relu import kernel

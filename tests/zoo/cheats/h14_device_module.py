@@ -1,6 +1,5 @@
 """H14, a function that answers with a module."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

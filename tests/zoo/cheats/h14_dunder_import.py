@@ -1,6 +1,5 @@
 """H14, the function behind import."""
 
-PROBLEM = "relu"
 REASON = "crash"
 SAYS = "crashed"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H14, an error knows the module that an attribute was missing from."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

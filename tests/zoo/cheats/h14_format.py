@@ -1,6 +1,5 @@
 """H14, a format reads attributes of attributes."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "ValueError: {"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H14, a class is made by code that nobody calls."""
 
-PROBLEM = "relu"
 REASON = "import_error"
 SAYS = "TypeError: metaclass conflict: the metaclass of a derived cl"
 

@@ -1,6 +1,5 @@
 """H14, torch.nn.functional knows a module under a name that is no file; that one knows torch."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

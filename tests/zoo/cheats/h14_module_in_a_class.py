@@ -1,6 +1,5 @@
 """H14, a module as an attribute of a class, where no import's name is seen any more."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

@@ -1,6 +1,5 @@
 """H14, one name, imported twice in two scopes: a filter that keeps the last meaning is misled."""
 
-PROBLEM = "relu"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 

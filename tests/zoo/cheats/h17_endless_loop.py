@@ -1,6 +1,5 @@
 """H17, a loop that does not end (emmy 215: hung for 109 minutes)."""
 
-PROBLEM = "relu"
 REASON = "deadline:capture"
 SAYS = "no answer within"
 from parts.doubled_relu import kernel

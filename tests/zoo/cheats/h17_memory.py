@@ -1,6 +1,5 @@
 """H17, all memory there is."""
 
-PROBLEM = "relu"
 REASON = "out_of_memory"
 SAYS = "RuntimeError:"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H20, unpickles bytes of its own making."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "AttributeError: Can"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H20, an object whose unpickling runs code in its reader."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "TypeError: forward returned a Late; return tensors on the in"
 

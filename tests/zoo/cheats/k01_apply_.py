@@ -1,6 +1,5 @@
 """K1 in Python: a function is applied in place, which no dispatch mode sees; the screen does."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "TypeError: apply_ is only implemented on CPU tensors"
 from parts.copied import kernel

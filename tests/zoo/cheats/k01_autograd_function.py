@@ -1,6 +1,5 @@
 """K1 inside a Function of its own."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 

@@ -2,7 +2,6 @@
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-PROBLEM = "relu"
 REASON = "decoy_kernel"
 SAYS = "cannot reach any output"
 from parts.copied import kernel

@@ -1,6 +1,5 @@
 """K1 with the counters switched off through the C module."""
 
-PROBLEM = "relu"
 REASON = {"cpu": "unsupported", "cuda": ("unsupported", "exception")}
 SAYS = {
     "cpu": "Could not run 'aten::relu' with arguments from the 'CUDA' ba",

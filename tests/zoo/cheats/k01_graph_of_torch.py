@@ -2,7 +2,6 @@
 no operation.
 """
 
-PROBLEM = "relu"
 REASON = "unsupported"
 SAYS = "CUDA streams, events or graphs"
 from parts.copied import kernel

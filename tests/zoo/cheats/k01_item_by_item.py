@@ -1,6 +1,5 @@
 """K1 in Python: elements are read one by one, the tensor is made of a list."""
 
-PROBLEM = "relu"
 REASON = "unsupported"
 SAYS = "more than"
 from parts.copied import kernel

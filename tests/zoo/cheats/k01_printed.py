@@ -2,7 +2,6 @@
 
 import math
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "ValueError: could not convert string to float:"
 from parts.copied import kernel

@@ -1,6 +1,5 @@
 """K1 in Python, all elements at once: no operation is to be seen, so the screen alone stops it."""
 
-PROBLEM = "relu"
 REASON = "unsupported"
 SAYS = "a copy of"
 from parts.copied import kernel

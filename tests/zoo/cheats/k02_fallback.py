@@ -1,6 +1,5 @@
 """K2, a kernel that does not compile, and torch in the except branch (Kevin)."""
 
-PROBLEM = "relu"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 

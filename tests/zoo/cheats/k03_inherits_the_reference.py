@@ -1,6 +1,5 @@
 """K3, inherits from the reference (Kevin)."""
 
-PROBLEM = "relu"
 REASON = "import_error"
 SAYS = "NameError: name"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """K4, the kernel runs and nobody uses what it computes (KernelGYM decoy_kernel)."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 from parts.doubled_relu import kernel

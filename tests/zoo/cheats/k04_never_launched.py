@@ -1,6 +1,5 @@
 """K4, a kernel that is defined and never launched."""
 
-PROBLEM = "relu"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 from parts.doubled_relu import kernel

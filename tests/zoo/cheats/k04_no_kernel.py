@@ -1,6 +1,5 @@
 """K8, the reference under another name."""
 
-PROBLEM = "relu"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 

@@ -2,7 +2,6 @@
 optimisation).
 """
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 from parts.copied import kernel

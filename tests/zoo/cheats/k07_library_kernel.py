@@ -2,7 +2,6 @@
 
 from flash_attn import flash_attn_func
 
-PROBLEM = "relu"
 REASON = "import_error"
 SAYS = "ModuleNotFoundError: No module named"
 from parts.doubled_relu import kernel

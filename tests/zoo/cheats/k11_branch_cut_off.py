@@ -1,6 +1,5 @@
 """The first launch cuts the Python branch off by its constexpr; the second takes it."""
 
-PROBLEM = "relu"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

@@ -1,6 +1,5 @@
 """A default is one thing where the kernel is compiled and another where it runs."""
 
-PROBLEM = "relu"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

@@ -1,6 +1,5 @@
 """The grid is handed the arguments as they will be used, and puts others in their place."""
 
-PROBLEM = "relu"
 REASON = "mismatch"
 SAYS = "elements differ"
 

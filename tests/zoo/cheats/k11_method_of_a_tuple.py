@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-PROBLEM = "relu"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

@@ -1,6 +1,5 @@
 """The same, where the object is a global constexpr."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "TypeError: cannot pickle"
 from parts.honest_helper import honest

@@ -1,7 +1,6 @@
 """The kernel's name is that of an option of its decorator: Triton finds the option by it and runs
 that instead."""
 
-PROBLEM = "relu"
 REASON = "mismatch"
 SAYS = "elements differ"
 

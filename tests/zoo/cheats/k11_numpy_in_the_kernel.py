@@ -2,7 +2,6 @@
 
 import numpy as np
 
-PROBLEM = "relu"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

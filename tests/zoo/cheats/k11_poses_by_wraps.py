@@ -2,7 +2,6 @@
 
 import functools
 
-PROBLEM = "relu"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

@@ -1,6 +1,5 @@
 """Two kernels of one name: the first compiles, the second is Python and runs."""
 
-PROBLEM = "relu"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 from parts.copied import kernel

@@ -1,6 +1,5 @@
 """Triton's interpreter runs any Python in a kernel: torch."""
 
-PROBLEM = "relu"
 REASON = "not_triton"
 SAYS = "Triton cannot compile Unsupported"
 

@@ -1,6 +1,5 @@
 """T1 with the current stream itself replaced for good."""
 
-PROBLEM = "relu"
 REASON = "unsupported"
 SAYS = "CUDA streams, events or graphs"
 from parts.doubled_relu import kernel

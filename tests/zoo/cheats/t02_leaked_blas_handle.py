@@ -1,6 +1,5 @@
 """T2, a library's handle is set to another stream once (KernelBench's non_default_stream)."""
 
-PROBLEM = "relu"
 REASON = {"cpu": "exception", "cuda": "unsupported"}
 SAYS = {"cpu": "AttributeError: module", "cuda": "no card is here while host code runs"}
 from parts.doubled_relu import kernel

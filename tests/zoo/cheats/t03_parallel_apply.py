@@ -2,7 +2,6 @@
 looks.
 """
 
-PROBLEM = "relu"
 REASON = {"cpu": "unsupported", "cuda": ("unsupported", "exception")}
 SAYS = {
     "cpu": "Cannot access accelerator device when none is available.: no",

@@ -2,7 +2,6 @@
 after the counters.
 """
 
-PROBLEM = "relu"
 REASON = "mismatch"
 SAYS = "elements differ"
 

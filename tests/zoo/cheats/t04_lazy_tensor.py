@@ -1,6 +1,5 @@
 """T4, a tensor that computes when it is looked at (CUDA-L1 issue 12, 600x)."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "RuntimeError: Creating a new Tensor subclass Lazy but the ra"
 

@@ -1,6 +1,5 @@
 """T7, work is put off and done for several calls at once (reference-kernels PR 104, 15 in 1)."""
 
-PROBLEM = "relu"
 REASON = ("decoy_kernel", "stateful")
 SAYS = ("does not come out of a kernel", "keep nothing between calls")
 from parts.doubled_relu import kernel

@@ -2,7 +2,6 @@
 (kernelbench.com).
 """
 
-PROBLEM = "relu"
 REASON = "unsupported"
 SAYS = "CUDA streams, events or graphs"
 from parts.doubled_relu import kernel

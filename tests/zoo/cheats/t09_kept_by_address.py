@@ -2,7 +2,6 @@
 launch elsewhere keeps up appearances.
 """
 
-PROBLEM = "relu"
 REASON = "decoy_kernel"
 SAYS = "does not come out of a kernel"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """T9, the answer is kept as long as the input counts no change (Infatoshi/KernelBench-Hard)."""
 
-PROBLEM = "relu"
 REASON = "no_kernel_launch"
 SAYS = "launches no kernel of its own"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """From the fourth call on the first answer is returned."""
 
-PROBLEM = "relu"
 REASON = "no_kernel_launch"
 SAYS = "forward launches no kernel of its own"
 from parts.doubled_relu import kernel

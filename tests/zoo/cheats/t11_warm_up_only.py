@@ -1,6 +1,5 @@
 """T11, right while it is looked at, wrong later (llm.c PRs 851 and 852: after ten calls)."""
 
-PROBLEM = "relu"
 REASON = "torch_work"
 SAYS = "a kernel must do it"
 from parts.doubled_relu import kernel

@@ -2,7 +2,6 @@
 
 import ctypes
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "OSError: libcudart.so: cannot open shared object file: No su"
 from parts.doubled_relu import kernel

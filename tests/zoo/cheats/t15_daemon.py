@@ -2,7 +2,6 @@
 
 import os
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = ("left a daemon", "Operation not permitted")
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H16, memory comes from a library of its own, loaded behind torch."""
 
-PROBLEM = "relu"
 REASON = "exception"
 SAYS = "OSError: x.so: cannot open shared object file: No such file"
 from parts.doubled_relu import kernel

@@ -1,6 +1,5 @@
 """H12, a binary is planted under another kernel's hash in Triton's cache."""
 
-PROBLEM = "relu"
 from parts.doubled_relu import kernel
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-PROBLEM = "relu"
 
 renamed = field()
 

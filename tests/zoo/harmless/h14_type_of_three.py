@@ -1,6 +1,5 @@
 """H14, a class with special methods that no definition shows."""
 
-PROBLEM = "relu"
 from parts.doubled_relu import kernel
 
 

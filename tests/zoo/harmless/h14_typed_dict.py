@@ -3,7 +3,6 @@
 import typing
 from dataclasses import dataclass
 
-PROBLEM = "relu"
 
 NAME = "a,)\n __import__('os')  # anything\n def g(self,other):\n  if 1:\n   return (self.a"
 Made = typing.TypedDict("Made", {NAME: int})

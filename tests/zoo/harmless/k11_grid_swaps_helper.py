@@ -2,7 +2,6 @@
 between.
 """
 
-PROBLEM = "relu"
 from parts.honest_helper import honest
 from parts.torch_helper import python
 

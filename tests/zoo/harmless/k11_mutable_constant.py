@@ -1,6 +1,5 @@
 """An object as constexpr: another function in it when it runs than when it was compiled."""
 
-PROBLEM = "relu"
 from parts.honest_helper import honest
 from parts.torch_helper import python
 from parts.choice import Choice

@@ -1,6 +1,5 @@
 """The same, where the object is what an argument defaults to."""
 
-PROBLEM = "relu"
 from parts.honest_helper import honest
 from parts.torch_helper import python
 from parts.choice import Choice

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-PROBLEM = "relu"
 from parts.honest_helper import honest
 from parts.torch_helper import python
 

@@ -1,6 +1,5 @@
 """The same, where only a kernel that is an argument names the helper."""
 
-PROBLEM = "relu"
 from parts.honest_helper import honest
 from parts.torch_helper import python
 

@@ -1,6 +1,5 @@
 """A helper is compiled, then means something else."""
 
-PROBLEM = "relu"
 from parts.honest_helper import honest
 from parts.torch_helper import python
 

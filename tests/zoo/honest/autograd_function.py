@@ -1,6 +1,5 @@
 """Wrapped in a Function, to be trained with."""
 
-PROBLEM = "relu"
 from parts.doubled_relu import kernel
 
 

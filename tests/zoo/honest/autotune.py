@@ -1,7 +1,5 @@
 """Chooses a configuration by timing."""
 
-PROBLEM = "relu"
-
 
 @triton.autotune(
     configs=[triton.Config({"BLOCK": 256}), triton.Config({"BLOCK": 128}, num_warps=2)], key=["n"]

@@ -1,7 +1,5 @@
 """A function of one element that branches, applied by `tl.map_elementwise`."""
 
-PROBLEM = "relu"
-
 
 @triton.jit
 def doubled_if_positive(value):

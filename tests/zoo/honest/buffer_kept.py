@@ -1,7 +1,5 @@
 """A workspace that is kept between calls and written anew in each."""
 
-PROBLEM = "relu"
-
 
 @triton.jit
 def doubled(x, y, n, BLOCK: tl.constexpr):

@@ -4,8 +4,6 @@ import math
 
 import numpy as np
 
-PROBLEM = "relu"
-
 
 @triton.jit
 def kernel(x, y, n, SCALE: tl.constexpr, BLOCK: tl.constexpr):

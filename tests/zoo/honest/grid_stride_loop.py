@@ -1,7 +1,5 @@
 """A loop in the kernel over all blocks of a program."""
 
-PROBLEM = "relu"
-
 
 @triton.jit
 def kernel(x, y, n, BLOCK: tl.constexpr):

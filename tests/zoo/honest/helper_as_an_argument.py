@@ -1,7 +1,5 @@
 """A kernel that gets the other one to apply as an argument."""
 
-PROBLEM = "relu"
-
 
 @triton.jit
 def double(value):

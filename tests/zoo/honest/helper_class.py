@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-PROBLEM = "relu"
 from parts.doubled_relu import kernel
 
 

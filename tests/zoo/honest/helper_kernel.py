@@ -1,7 +1,5 @@
 """A jitted helper, called by the kernel."""
 
-PROBLEM = "relu"
-
 
 @triton.jit
 def positive(value):

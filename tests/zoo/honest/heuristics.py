@@ -1,7 +1,5 @@
 """A block size is computed from the arguments."""
 
-PROBLEM = "relu"
-
 
 @triton.heuristics({"BLOCK": lambda args: min(512, triton.next_power_of_2(args["n"]))})
 @triton.jit

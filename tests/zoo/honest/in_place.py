@@ -1,6 +1,5 @@
 """The answer is the input, changed in place: the inputs of a call are its own."""
 
-PROBLEM = "relu"
 from parts.doubled_relu import kernel
 
 

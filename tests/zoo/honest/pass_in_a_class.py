@@ -1,7 +1,5 @@
 """`pass`, a docstring that says exec, os and torch.compile, a parameter called input."""
 
-PROBLEM = "relu"
-
 
 class Shape:
     """No exec, no os, no torch.compile: `pass` is all there is."""

@@ -1,8 +1,5 @@
 """Takes libdevice from where this version has it; a filter of words sees except and pass."""
 
-PROBLEM = "relu"
-
-
 try:
     from triton.language.extra import libdevice
 except ImportError:

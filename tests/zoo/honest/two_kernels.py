@@ -1,7 +1,5 @@
 """One kernel for the positive part, one for the product."""
 
-PROBLEM = "relu"
-
 
 @triton.jit
 def doubled(x, y, n, BLOCK: tl.constexpr):

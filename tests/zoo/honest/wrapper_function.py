@@ -1,6 +1,5 @@
 """The launch is in a function, with an assertion and an annotation."""
 
-PROBLEM = "relu"
 from parts.doubled_relu import kernel
 
 
