@@ -1,4 +1,5 @@
-"""Clients of a served pool that hang up: what waits is dropped, what runs ends and is cached."""
+"""A served pool: its routes, and clients that hang up: what waits is dropped, what runs ends and is
+cached."""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,16 +10,20 @@ from typing import Any
 import anyio
 import anyio.abc
 import httpx
+import pytest
 
 from forge.adapters.answering import answering_on
+from forge.adapters.http import routes
 from forge.adapters.http.routes import JudgeApi
+from forge.adapters.settings import JudgeSettings
 from forge.config.schema import JudgeTable
+from forge.errors import ConfigError
 from forge.evalpool.pool import Pool
 from forge.evalpool.served import PoolApp
 from forge.process.ask import open_client
 from forge.process.server.serving import serve_task
 from tests.adapters.kernels import PROBLEM
-from tests.adapters.served import code
+from tests.adapters.served import TextPool, code
 from tests.evalpool.scripted_judges import PROBLEM as SCRIPTED
 from tests.evalpool.scripted_judges import Script, kept
 from tests.serve.observed import until
@@ -144,3 +149,27 @@ async def test_the_pool_of_a_run_stops_what_is_cancelled():
                 tasks.cancel_scope.cancel()
         assert not scope.cancelled_caught
         assert pool.stats().num_judged == 0
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Path:
+    path = tmp_path / "bench" / "level1" / "19_ReLU.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(PROBLEM)
+    return tmp_path / "bench"
+
+
+def test_serving_adds_the_public_routes_with_the_problems_of_the_directory(bench, monkeypatch):
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(routes, "serve_pool", lambda table, **more: given.update(more, table=table))
+    settings = JudgeSettings(device="cpu", policy="hybrid", workers=1)
+    where: dict[str, Any] = {"format": "kernelbench", "socket": None, "listen": "127.0.0.1:0"}
+    routes.serve(settings, problems=bench, candidate=None, **where)
+    assert given["table"].policy == "hybrid"
+    pool = TextPool()
+    paths = {route.path for route in given["more"](pool, PoolApp(pool))}
+    assert {"/v1/judge", "/v1/judge/batch", "/v1/problems", "/v1/health", "/openapi.json"} <= paths
+    with pytest.raises(ConfigError, match="--serve takes no CANDIDATE"):
+        routes.serve(settings, problems=bench, candidate="c.py", **where)
+    with pytest.raises(ConfigError, match="problems: nowhere: no such directory or file"):
+        routes.serve(settings, problems=Path("nowhere"), candidate=None, **where)

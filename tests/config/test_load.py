@@ -1,5 +1,6 @@
 """Loading experiments, and the messages about mistakes: place, what was found, what is allowed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,26 @@ from forge.config.load import dump_experiment, key_lines, load_experiment
 from forge.config.schema import Experiment
 from forge.errors import ConfigError
 from forge.process.devices import VISIBILITY_VARIABLES
-from tests.config.toml_values import anything, inline
+
+scalars = st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+anything = st.recursive(
+    scalars,
+    lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=3), x, max_size=2),
+    max_leaves=4,
+)
+
+
+def inline(value: Any) -> str:
+    """One value as TOML without a line end."""
+    if isinstance(value, dict):
+        pairs = (f"{inline(str(name))} = {inline(item)}" for name, item in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(inline, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value).lower()
+
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"

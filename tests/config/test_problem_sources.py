@@ -1,4 +1,6 @@
-"""Checks of `[problems]` and `[data]`: several sources, levels, rows of files, and paths."""
+"""Checks of `[problems]`, `[data]`, `[cluster]`, `[notify]`, `[sinks]` and `[[round]]`: several
+sources, levels, rows of files, paths, repeated stages, sft stages that train on the run's own
+answers; every mistake is one line that says what is allowed."""
 
 from pathlib import Path
 
@@ -185,3 +187,201 @@ def test_a_missing_kernelbench_comes_with_the_command_that_fetches_it(folder):
     (line,) = mistakes(folder, '[problems]\nsource = "dir"\npath = "KernelBench/KernelBench"\n')
     clone = "git clone https://github.com/ScalingIntelligence/KernelBench"
     assert line.endswith(f"; {clone} {folder}/KernelBench")
+
+
+EXPERIMENT = 'name = "x"\n[model]\ninit = "tiny"\n[[stage]]\nkind = "eval"\n'
+NODES = ['cluster.address="auto"', "cluster.judges=2"]
+URL = "https://hooks.example/services/T0/B0"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "x.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["cluster.judges=2"], "found 2 without cluster.address; both or neither"),
+        ([*NODES, "cluster.judges=0"], "cluster.address: set, and nothing runs on its nodes"),
+        ([*NODES, "cluster.serve=true"], 'serve.engine: found "auto", and engines run'),
+        (
+            [*NODES, "cluster.serve=true", 'serve.engine="vllm"', 'serve.url=["unix:/s"]'],
+            "cluster.serve: found true with serve.url",
+        ),
+        (
+            [
+                *NODES,
+                "cluster.serve=true",
+                'cluster.serve_on="cpu"',
+                'devices.gpus="auto"',
+                "devices.serve=1",
+            ],
+            "devices.serve: found 1 with cluster.serve",
+        ),
+        (
+            [*NODES, "cluster.train_nodes=1"],
+            "cluster.train_nodes: found 1, and no stage trains; a stage of kind sft or grpo, or 0",
+        ),
+        ([*NODES, 'cluster.address="head"'], 'found "head"; auto, HOST:PORT or ray://HOST:PORT'),
+        (
+            [
+                *NODES,
+                "cluster.serve=true",
+                "cluster.share_gpus=true",
+                'serve.engine="vllm"',
+                "serve.tensor_parallel=2",
+            ],
+            "cluster.share_gpus: found true with serve.tensor_parallel = 2; false, or 1",
+        ),
+        ([*NODES, 'judge.url=["unix:/s"]'], "cluster.judges: found 2 with judge.url; one of them"),
+        ([*NODES, 'devices.gpus="auto"', "devices.judge=1"], "devices.judge: found 1 with"),
+        ([*NODES, "eval.both_baselines=true"], "measured by judges of this machine only"),
+        ([*NODES, 'cluster.judge_on="tpu"'], 'found "tpu"; one of "gpu", "cpu"'),
+        ([*NODES, 'problems.sizes="gpu"', 'cluster.judge_on="cpu"'], "judges on the CPU"),
+        (['notify.webhook="ftp://x"'], 'found "ftp://x"; http(s)://HOST[:PORT][/PATH]'),
+        (['notify.webhook="https://a b"'], 'found "https://a b"; http(s)://HOST[:PORT][/PATH]'),
+        (['notify.on=["dead"]'], 'found "dead"; a list of "done", "failed", "stalled", "stopped"'),
+        (['notify.on=["done"]'], "set without command or webhook; set one of them"),
+        (['notify.webhook_env="NO_SUCH_HOOK"'], 'found "NO_SUCH_HOOK", which is not set;'),
+        (['notify.webhook_env="EMPTY_HOOK"'], 'found "EMPTY_HOOK", which is not http(s)://HOST'),
+        (["notify.timeout_s=0"], "found 0; a number, above 0, 300 or less"),
+        (['notify.comand="x"'], "unknown key; did you mean command?"),
+        (['sinks.to=["wandbb"]'], 'found "wandbb"; a list of "tensorboard", "trackio", "wandb"'),
+        (['sinks.wandb_mode="offline"'], 'set without "wandb" in sinks.to; both or neither'),
+        (['sinks.project="a/b"'], 'found "a/b"; 1 to 64 letters'),
+    ],
+)
+def test_a_mistake_is_one_line(file, given, expected, monkeypatch):
+    monkeypatch.setenv("EMPTY_HOOK", "")
+    monkeypatch.delenv("NO_SUCH_HOOK", raising=False)
+    with pytest.raises(ConfigError) as raised:
+        load_experiment(file, overrides=given)
+    assert expected in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://head:10001", "[::1]:6379"])
+def test_an_address_may_name_the_head(file, address):
+    experiment = load_experiment(file, overrides=[*NODES, f'cluster.address="{address}"'])
+    assert experiment.cluster.address == address
+
+
+def test_a_webhook_and_a_variable_for_it_exclude_each_other(file, monkeypatch):
+    monkeypatch.setenv("OUR_HOOK", URL)
+    with pytest.raises(ConfigError, match=r"set together with notify\.webhook; exactly one"):
+        load_experiment(
+            file, overrides=[f'notify.webhook="{URL}"', 'notify.webhook_env="OUR_HOOK"']
+        )
+
+
+def test_a_variable_is_not_required_for_another_machine(file):
+    overrides = ['notify.webhook_env="NO_SUCH_HOOK"']
+    elsewhere = load_experiment(file, overrides=overrides, is_here=False)
+    assert elsewhere.notify.webhook_env == "NO_SUCH_HOOK"
+    with pytest.raises(ConfigError, match="NO_SUCH_HOOK"):
+        load_experiment(file, overrides=overrides)
+
+
+ROUNDS = """\
+name = "x"
+[model]
+init = "tiny"
+"""
+BEFORE = """\
+[[stage]]
+kind = "sft"
+steps = 2
+learning_rate = 1e-3
+"""
+ROUND = """\
+[[round]]
+repeat = 3
+[[round.stage]]
+kind = "search"
+problems = "train"
+budget = "64"
+[[round.stage]]
+kind = "sft"
+source = "search"
+steps = 2
+learning_rate = 1e-3
+[[round.stage]]
+kind = "eval"
+"""
+
+
+def experiment_file(folder: Path, text: str) -> Path:
+    path = folder / "x.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_run_has_the_stages_of_each_round_after_its_others(tmp_path):
+    path = experiment_file(tmp_path, ROUNDS + BEFORE + ROUND)
+    experiment = load_experiment(path, overrides=["round.0.repeat=2"])
+    assert [stage.label(index) for index, stage in enumerate(experiment.stage)] == [
+        "sft-0",
+        "search-1 (round 1)", "sft-2 (round 1)", "eval-3 (round 1)",
+        "search-4 (round 2)", "sft-5 (round 2)", "eval-6 (round 2)",
+    ]  # fmt: skip
+    resolved = experiment_file(tmp_path, dump_experiment(experiment))
+    assert load_experiment(resolved) == experiment, "a resumed run has no rounds to repeat"
+
+
+def test_rounds_are_counted_on_and_a_file_may_have_nothing_else(tmp_path):
+    path = experiment_file(tmp_path, ROUNDS + BEFORE + ROUND + ROUND)
+    experiment = load_experiment(path)
+    assert [stage.round for stage in experiment.stage[-3:]] == [6] * 3
+    many = load_experiment(path, overrides=["round.0.stage.0.num_problems=100"])
+    assert many.problems.num_reserved < 100, "training problems have no such limit"
+    alone = ROUND.replace('source = "search"\n', "")
+    assert len(load_experiment(experiment_file(tmp_path, ROUNDS + alone)).stage) == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ROUND.replace("3", "0", 1), "x.toml:5: round.0.repeat: found 0; an integer from 1 to 64"),
+        ("[[round]]\nrepeat = 2\n", "x.toml:4: round.0.stage: missing; one [[round.stage]]"),
+        (ROUND.replace("budget", "budgets"), "x.toml:9: round.0.stage.0.budgets: unknown key"),
+        (ROUND.replace('"eval"', '"evil"'), "round.0.stage.2: found kind ="),
+        (
+            ROUND.replace("steps = 2", "steps = 2\nwarmup_steps = 9"),
+            "x.toml:14: round.0.stage.1.warmup_steps: found 9; at most steps = 2",
+        ),
+        (
+            ROUND.replace('problems = "train"\n', ""),
+            'x.toml:11: round.0.stage.1.source: found "search", and no stage before it',
+        ),
+        (
+            BEFORE + "best_per_problem = 2\n",
+            'x.toml:8: stage.0.best_per_problem: found 2 with source = "data"',
+        ),
+        (ROUND.replace("budget", "round = 4\nbudget"), "x.toml:9: round.0.stage.0.round: found 4"),
+        (ROUND.replace('"64"', '"0m"'), "x.toml:9: round.0.stage.0.budget: found 0m; above 0"),
+        (
+            ROUND.replace('kind = "eval"', 'kind = "grpo"\nsteps = 2\nlearning_rate = 1e-3'),
+            "round.0.stage.2.kind: found grpo on random weights",
+        ),
+        ("", "stage: found none; one [[stage]] or more, or [[round]]"),
+    ],
+)
+def test_a_mistake_in_a_round_is_one_line_with_its_place(tmp_path, text, said):
+    with pytest.raises(ConfigError) as found:
+        load_experiment(experiment_file(tmp_path, ROUNDS + text))
+    lines = [line for line in str(found.value).splitlines() if said in line]
+    assert len(lines) == 1, found.value
+
+
+def test_answers_of_grpo_are_a_source_of_rows(tmp_path):
+    grpo = '[[stage]]\nkind = "grpo"\nsteps = 2\nlearning_rate = 1e-3\n'
+    own = BEFORE + 'source = "rollouts"\n'
+    assert (
+        load_experiment(experiment_file(tmp_path, ROUNDS + BEFORE + grpo + own)).stage[2].kind
+        == "sft"
+    )
+    with pytest.raises(ConfigError, match=r"stage\.1\.source: .* or a grpo stage before it"):
+        load_experiment(experiment_file(tmp_path, ROUNDS + BEFORE + own))

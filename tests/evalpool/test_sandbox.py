@@ -372,7 +372,7 @@ def test_an_ordinary_user_gets_the_same_by_user_namespaces(tmp_path: Path) -> No
     kept = [str(path.relative_to(home)) for path in needed if path.is_relative_to(home)]
     options = ["-q", "-p", "no:cacheprovider", "-k", "not bomb and not landlock"]
     none = "test_a_judge_without_isolation_works_if_the_config_allows_it"
-    files = [__file__, f"{Path(__file__).with_name('test_pool.py')}::{none}"]
+    files = [__file__, f"{Path(__file__).with_name('test_pool_served.py')}::{none}"]
     test = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(
         ["unshare", "-m", "bash", "-c", AS_NOBODY, "bash", *test],

@@ -1,13 +1,16 @@
-"""The supervisor around the work of a run: what is checked before it starts, background tasks, and
-how each ending is recorded.
+"""The supervisor around the work of a run: what is checked before it starts, background tasks, how
+each ending is recorded, and a store that cannot be written: one line and exit 3.
 """
 
+import errno
+import logging
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +21,7 @@ import pytest
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, Experiment, LimitsTable, LoraTable, ModelTable, SftStage
 from forge.errors import ChildDied, ConfigError, MachineError
+from forge.exits import ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.process.control import ControlClient
 from forge.process.devices import Gpu, Vendor
@@ -25,7 +29,7 @@ from forge.process.environment import child_env
 from forge.records import Event
 from forge.runner import run as run_module
 from forge.runner import work as stages
-from forge.runner.attempt import keep_counters
+from forge.runner.attempt import RunLog, keep_counters
 from forge.runner.live.progress import Console, Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.past import EarlierAttempts
@@ -33,7 +37,7 @@ from forge.runner.plan.placement import Placement
 from forge.runner.run import resume_run, run_experiment
 from forge.runner.stages.run_context import RunContext
 from forge.runner.work import Work
-from forge.store.layout import RunPaths, create_run, open_run_lock, read_status
+from forge.store.layout import RunPaths, create_run, open_run_lock, read_status, write_status
 from forge.store.write.writer import open_writer
 from tests.runner.supervised import Supervised
 
@@ -394,3 +398,58 @@ def test_a_finished_run_starts_nothing_when_resumed(tmp_path, begun):
 def test_a_run_without_a_database_cannot_be_resumed(tmp_path):
     with pytest.raises(ConfigError):
         resume_run(create_run("x", store_dir=tmp_path), quiet=True)
+
+
+@contextmanager
+def read_only(path: Path) -> Iterator[None]:
+    mounted = subprocess.run(["mount", "--bind", str(path), str(path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting needs root")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(path)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def test_lock_and_status_of_a_read_only_run_are_one_line_of_exit_3(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    write_status(paths, {"state": "running"})
+    with read_only(tmp_path):
+        with (
+            pytest.raises(MachineError, match=r"cannot be written: Read-only file system"),
+            open_run_lock(paths),
+        ):
+            pass
+        with pytest.raises(MachineError, match=r"STATUS\.json: cannot be written: Read-only"):
+            write_status(paths, {"state": "done"})
+    assert read_status(paths) == {"state": "running"}
+    assert not list(tmp_path.glob(".STATUS*"))
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO])
+def test_a_refusal_of_the_file_system_is_exit_3_before_the_deaths_that_follow(number: int) -> None:
+    refused = OSError(number, os.strerror(number), "runs/x-1/batches/0-000001.npz")
+    ending = ending_of(BaseExceptionGroup("", [ChildDied("trainer died"), refused]))
+    assert (ending.code, ending.message) == (
+        3,
+        f"runs/x-1/batches/0-000001.npz: {os.strerror(number)}",
+    )
+
+
+def test_a_log_that_cannot_be_written_prints_nothing_and_raises_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = logging.LogRecord("forge", logging.INFO, "x.py", 1, "step %d", (1,), None)
+    absent = RunLog(tmp_path / "absent" / "supervisor.log", delay=True)
+    absent.handle(record)
+    full = RunLog("/dev/full")
+    full.handle(record)
+    mistake = logging.LogRecord("forge", logging.INFO, "x.py", 1, "step %d", ("x",), None)
+    good = RunLog(tmp_path / "supervisor.log")
+    assert capsys.readouterr().err == ""
+    good.handle(mistake)
+    assert "Logging error" in capsys.readouterr().err, "a mistake of ours is still shown"
+    for handler in (absent, full, good):
+        with suppress(OSError):
+            handler.close()
