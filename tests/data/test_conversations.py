@@ -325,7 +325,7 @@ def test_a_file_that_does_not_match_its_suffix_is_an_error_of_one_line(
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_an_unreadable_file_is_an_error_of_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(ConfigError, match=f"data.path: .*{name}: cannot be pairs_in: "):
+    with pytest.raises(ConfigError, match=f"data.path: .*{name}: cannot be read: "):
         read_pairs(tmp_path, prompts=PROMPTS)
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -26,6 +25,7 @@ from forge.runner.live.stopping import StopRequest, limit_reached, watch_signals
 from forge.runner.work import Work
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from tests.runner.stages.desks import Recorder
 from tests.runner.supervised import Supervised
 
 RESUME = '"forge resume x-1" continues'
@@ -86,13 +86,8 @@ def test_limits_are_reached_by_hours_or_tokens_and_absent_limits_never() -> None
     assert limit_reached(limits, hours=0, tokens=100) == "limits.tokens = 100 reached"
 
 
-class Rows(list[Any]):
-    async def put(self, *records: Any) -> None:
-        self.extend(records)
-
-
 async def test_the_devices_of_a_child_on_a_node_name_the_node() -> None:
-    rows = Rows()
+    rows = Recorder()
     observer = StoreObserver(rows, 1)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(observer.drain)
@@ -102,12 +97,13 @@ async def test_the_devices_of_a_child_on_a_node_name_the_node() -> None:
         observer.ended("judge-0", pid=7, reason="its host is gone: lost")
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
-    assert [getattr(row, "devices", None) for row in rows] == ["gpu-7 10.0.0.7: GPU-a", None]
+    devices = [getattr(row, "devices", None) for row in rows.records]
+    assert devices == ["gpu-7 10.0.0.7: GPU-a", None]
     assert observer.seen["judge-0"].reason == "its host is gone: lost"
 
 
 def test_a_pid_of_another_machine_is_neither_killed_nor_forgotten_here() -> None:
-    observer = StoreObserver(Rows(), 1)
+    observer = StoreObserver(Recorder(), 1)
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
     )

@@ -27,6 +27,7 @@ from forge.runner.prepare_run import _settle_prompts
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.prompting import PROMPTS
+from tests.runner.stages.desks import Recorder
 from tests.store.storefactory import attempt, write_run
 
 ROOT = Path(__file__).parents[3]
@@ -129,19 +130,15 @@ def test_an_attempt_whose_prompts_have_changed_says_so(
     events = [] if old is None else [to_event(old, before=None)]
     anyio.run(write_run, root, [attempt(), *events])
     said: list[str] = []
-    put: list[Event] = []
-
-    class Writer:
-        async def put(self, *records: Event) -> None:
-            put.extend(records)
-
+    writer = Recorder()
     experiment = load_experiment(ROOT / "experiments" / "quickstart.toml")
     run: Any = SimpleNamespace(
         experiment=experiment, placement=SimpleNamespace(judge=()), paths=RunPaths(root),
-        console=SimpleNamespace(say=said.append), writer=Writer(),
+        console=SimpleNamespace(say=said.append), writer=writer,
     )  # fmt: skip
     anyio.run(_settle_prompts, run)
     assert run.prompts == PROMPTS
     assert len(said) == num_said
     assert all(f"is now {PROMPTS.hash}" in line for line in said)
-    assert [each.data for each in put] == ([] if before is PROMPTS else [PROMPTS.to_json()])
+    recorded = [each.data for each in writer.records]
+    assert recorded == ([] if before is PROMPTS else [PROMPTS.to_json()])
