@@ -54,7 +54,6 @@ ROOMS: dict[str, set[str]] = {
     "rollout.rewards": {"config.schema", "process", "process.server"},
     # serve: inference engines
     "serve": {"config.schema", "process", "process.server"},
-    "serve.remote": {"config.schema", "process", "serve"},
     "serve.engine": {"process", "process.server", "serve"},
     "serve.hf": {"process", "serve", "serve.engine"},
     "serve.llama": {"process", "serve", "serve.engine"},
@@ -171,7 +170,7 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.harvest",
     "data.harvest.sources", "data.sources", "rollout",
     "rollout.rewards",
-    "serve", "serve.remote", "evalpool", "train", "store", "store.write",
+    "serve", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.report", "exits", "origin", "tools",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""

@@ -26,7 +26,7 @@ from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
 from forge.serve.front import Front
-from forge.serve.remote.remote import Dialect, open_remote
+from forge.serve.remote import Dialect, open_remote
 from tests.listening import ROOT, listening, start
 from tests.serve.fronted import fronting
 

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import forge.serve.remote.remote
-import forge.serve.remote.url_client
+import forge.serve.remote as remote_module
 from forge.config.schema import ServeTable
 from forge.data.server_chat import PlainChat
 from forge.errors import ConfigError, MachineError, Stalled
@@ -27,8 +26,7 @@ from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Message, Prompt
 from forge.serve.client import ReplicaClient
-from forge.serve.remote import remote as remote_module
-from forge.serve.remote.remote import Dialect, Remote, open_remote, read_chat, read_packed
+from forge.serve.remote import Dialect, Remote, open_remote, read_chat, read_packed
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from tests.serve.conftest import Reference
@@ -230,8 +228,8 @@ async def test_a_chat_server_gets_messages_and_its_text_is_tokenized_here(
 async def test_a_busy_server_is_asked_again_and_a_dead_ones_requests_go_to_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.01)
-    monkeypatch.setattr(forge.serve.remote.remote, "PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr(remote_module, "BUSY_PAUSE_S", 0.01)
+    monkeypatch.setattr(remote_module, "PROBE_EVERY_S", 0.05)
     first = Server(tmp_path / "a", models=[("qwen", "vllm")])
     second = Server(tmp_path / "b", models=[("qwen", "vllm")])
     refusals = iter([429, 503])
@@ -266,8 +264,8 @@ async def test_a_busy_server_is_asked_again_and_a_dead_ones_requests_go_to_the_o
 async def test_a_silent_server_gets_no_request_until_it_answers_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forge.serve.remote.remote, "PROBE_EVERY_S", 0.05)
-    monkeypatch.setattr(forge.serve.remote.url_client, "SHORT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(remote_module, "PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr(remote_module, "SHORT_TIMEOUT_S", 0.5)
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/chat/completions"] = like_chat
     until_it_ends = anyio.CancelScope()

@@ -12,7 +12,7 @@ from forge.data.problems import in_split
 from forge.records import Event, Split
 from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
-from forge.serve.remote.url_client import RefusedRequest
+from forge.serve.remote import RefusedRequest
 from forge.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forge.runner.plan.placement import Placement
     from forge.runner.stages.desk import TrainerDesk
     from forge.runner.weights.sync import WeightSync
-    from forge.serve.remote.remote import Remote
+    from forge.serve.remote import Remote
     from forge.serve.replicas import Replicas
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer

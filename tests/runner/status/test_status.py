@@ -40,7 +40,7 @@ from forge.runner.status import (
     VitalsSampler,
     observe_judges,
 )
-from forge.serve.remote.remote import Dialect, Remote, RemoteServer
+from forge.serve.remote import Dialect, Remote, RemoteServer
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
 from tests.runner.stages.desks import make_desk
