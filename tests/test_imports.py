@@ -234,7 +234,6 @@ CHILD_FOLDERS = (
     "forge/evalpool/judge",
     "forge/serve/hf",
     "forge/serve/vllm",
-    "forge/tools/reference.py",
     "forge/train/trainer",
 )
 

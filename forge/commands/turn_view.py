@@ -9,17 +9,15 @@ reason is shown instead.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group as RichGroup
 
 from forge.errors import ConfigError
+from forge.store.reader import RunReader
 from forge.views.rollouts import parse_address
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
-
-if TYPE_CHECKING:
-    from rich.console import Group as RichGroup
-
-    from forge.store.reader import RunReader
 
 
 def explain_packed(packed: bytes | None) -> str | None:

@@ -1,7 +1,10 @@
-"""Searches Triton's language reference: the docstrings of the installed package."""
+"""Searches Triton's language reference: the docstrings of the installed package, which a child of
+this file, since it imports triton, prints as a JSON list of [name, signature, text]."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import math
 import re
@@ -11,10 +14,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from forge.errors import MachineError
 
-CHILD = ("-m", "forge.tools.reference")
+CHILD = ("-m", "forge.tools.docs")
 CHILD_TIMEOUT_S = 120.0
 NUM_FOUND = 3
 """Entries of an answer; one whose name is the query stands alone."""
@@ -78,3 +82,41 @@ def search(query: str, entries: Sequence[ReferenceEntry], *, max_chars: int) -> 
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
+
+
+MODULES = {"tl": "triton.language", "triton": "triton"}
+"""Modules by the name that kernels give them."""
+_ROLE = re.compile(r":(?:code|py:\w+):`")
+
+
+def entries() -> list[tuple[str, str, str]]:
+    """Name, signature and text of every public function and class of triton's own."""
+    found = list[tuple[str, str, str]]()
+    for prefix, module in MODULES.items():
+        for name, value in vars(importlib.import_module(module)).items():
+            inner = getattr(value, "fn", value)
+            if name.startswith("_") or not callable(inner) or not _is_tritons(inner):
+                continue
+            text = getattr(value, "__doc__", None) or inner.__doc__
+            if isinstance(text, str) and text.strip():
+                text = _ROLE.sub("`", inspect.cleandoc(text))
+                found.append((f"{prefix}.{name}", _signature(inner), text))
+    return found
+
+
+def _is_tritons(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).startswith("triton.")
+
+
+def _signature(value: Any) -> str:
+    """Its parameters, without those that the compiler passes."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return ""
+    kept = [one for one in signature.parameters.values() if not one.name.startswith("_")]
+    return str(signature.replace(parameters=kept, return_annotation=inspect.Signature.empty))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(entries()))

@@ -7,22 +7,17 @@ Called by `run.py` when the last stage has ended; the files also for a run that 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from forge.config.schema import ModelTable
+from forge.runner.live.progress import Console
+from forge.runner.plan.placement import Placement
 from forge.runner.weights.resume import sha256_of_weights
-from forge.store.layout import write_file
+from forge.store.layout import RunPaths, write_file
 from forge.store.reader import open_run
 from forge.views.suite import LEADERBOARD, RESULTS, leaderboard, load_result, render_result
 from forge.views.text.numbers import gigabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.config.schema import ModelTable
-    from forge.runner.live.progress import Console
-    from forge.runner.plan.placement import Placement
-    from forge.store.layout import RunPaths
 
 PEAK = "SELECT stage, max(value) FROM metrics WHERE key = 'train/peak_bytes/max' GROUP BY stage"
 

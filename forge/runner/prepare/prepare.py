@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
@@ -29,24 +29,18 @@ from forge.config.schema import Experiment, GrpoStage, PlayStage, SftStage
 from forge.data.generator import is_generated
 from forge.data.pairs.generated import make_pairs
 from forge.data.problems import in_split
+from forge.data.prompts.prompt_set import PromptSet
 from forge.data.sources.normal_form import digests_asked
 from forge.data.sources.splitting import clash, digests_of_heldout
 from forge.errors import ConfigError
-from forge.evalpool.pool import examine_all
-from forge.records import Message, Pair, Problem, Split, Verdict
+from forge.evalpool.pool import Pool, examine_all
+from forge.process.child import ProcessObserver
+from forge.records import Judge, Message, Pair, Problem, Split, Verdict
 from forge.records.examination import UNUSABLE
+from forge.runner.live.progress import Progress
 from forge.runner.plan.placement import turns_played
 from forge.store.layout import RunPaths, write_file
 from forge.train.handle import run_init_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from forge.data.prompts.prompt_set import PromptSet
-    from forge.evalpool.pool import Pool
-    from forge.process.child import ProcessObserver
-    from forge.records import Judge
-    from forge.runner.live.progress import Progress
 
 DIGEST = ".xxh3"
 logger = logging.getLogger(__name__)
