@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.abc
 
+from forge.cluster.host import Order
 from forge.cluster.nodes import SURVEY_S
-from forge.cluster.order import Order
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.origin import source_digest
 from forge.process.ask import open_client, send

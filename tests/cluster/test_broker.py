@@ -17,8 +17,7 @@ import pytest
 from forge.cluster import broker as broker_module
 from forge.cluster import host as host_module
 from forge.cluster.broker import Broker
-from forge.cluster.host import Host
-from forge.cluster.order import Order, Place
+from forge.cluster.host import Host, Order, Place
 from forge.origin import source_digest
 from forge.process.ask import open_url_client, send
 from forge.process.child import ChildSpec
