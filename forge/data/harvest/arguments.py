@@ -91,6 +91,18 @@ def problem_text(closure: Closure, inputs: ast.expr, constructed: Constructed) -
     return f"from types import {CONFIG}\n{text}" if first else text
 
 
+Given = tuple[Sequence[ast.expr], Mapping[str, ast.expr]]
+"""Arguments by position and by name."""
+
+
+def case_text(closure: Closure, *, made: Given, called: Given) -> str:
+    """The problem of a class with arguments of its constructor and of forward, as paritybench has
+    them. Raises NotSelfContained."""
+    inputs = forward_call(closure.method("forward"), *called)
+    constructed = constructor_call(closure.method("__init__"), *made, config=MOCK)
+    return problem_text(closure, inputs, constructed)
+
+
 def tried(make: Callable[..., Found], *args: Any, origin: str, kind: str) -> Found | Rejected:
     """The problem that a function makes of a candidate, or why it is none."""
     try:

@@ -31,56 +31,33 @@ LIBDEVICE = frozenset({
 
 RENAMED = {"fast_tanhf": "tanh", "fast_expf": "exp", "fast_dividef": "fdiv"}
 
+TEXTS = {
+    "larger(a, b)": ["return tl.maximum(a, b)"],
+    "smaller(a, b)": ["return tl.minimum(a, b)"],
+    "either(a, b)": ["return a | b"],
+    "times(a, b)": ["return a * b"],
+    "floor_divide(a, b)": [
+        "quotient = a // b",
+        "has_rest = (a % b != 0) & ((a < 0) != (b < 0))",
+        "return tl.where(has_rest, quotient - 1, quotient)",
+    ],
+    "floor_modulo(a, b)": [
+        "rest = a % b",
+        "return tl.where((rest != 0) & ((a < 0) != (b < 0)), rest + b, rest)",
+    ],
+} | {
+    f"{name}_with_index(a, a_index, b, b_index)": [
+        f"takes_a = (a {sign} b) | ((a != a) & (b == b))",
+        "is_tie = (a == b) | ((a != a) & (b != b))",
+        "takes_a = takes_a | (is_tie & (a_index < b_index))",
+        "return tl.where(takes_a, a, b), tl.where(takes_a, a_index, b_index)",
+    ]
+    for name, sign in (("larger", ">"), ("smaller", "<"))
+}
+"""Bodies of jitted functions, by name and parameters."""
 FUNCTIONS = {
-    "larger": """
-@triton.jit
-def larger(a, b):
-    return tl.maximum(a, b)
-""",
-    "smaller": """
-@triton.jit
-def smaller(a, b):
-    return tl.minimum(a, b)
-""",
-    "either": """
-@triton.jit
-def either(a, b):
-    return a | b
-""",
-    "times": """
-@triton.jit
-def times(a, b):
-    return a * b
-""",
-    "larger_with_index": """
-@triton.jit
-def larger_with_index(a, a_index, b, b_index):
-    takes_a = (a > b) | ((a != a) & (b == b))
-    is_tie = (a == b) | ((a != a) & (b != b))
-    takes_a = takes_a | (is_tie & (a_index < b_index))
-    return tl.where(takes_a, a, b), tl.where(takes_a, a_index, b_index)
-""",
-    "smaller_with_index": """
-@triton.jit
-def smaller_with_index(a, a_index, b, b_index):
-    takes_a = (a < b) | ((a != a) & (b == b))
-    is_tie = (a == b) | ((a != a) & (b != b))
-    takes_a = takes_a | (is_tie & (a_index < b_index))
-    return tl.where(takes_a, a, b), tl.where(takes_a, a_index, b_index)
-""",
-    "floor_divide": """
-@triton.jit
-def floor_divide(a, b):
-    quotient = a // b
-    has_rest = (a % b != 0) & ((a < 0) != (b < 0))
-    return tl.where(has_rest, quotient - 1, quotient)
-""",
-    "floor_modulo": """
-@triton.jit
-def floor_modulo(a, b):
-    rest = a % b
-    return tl.where((rest != 0) & ((a < 0) != (b < 0)), rest + b, rest)
-""",
+    head.partition("(")[0]: "\n    ".join([f"@triton.jit\ndef {head}:", *lines])
+    for head, lines in TEXTS.items()
 }
 """Jitted functions, by name."""
 

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from forge.data.harvest.closure import method_of
 from forge.data.harvest.records import Unanswered
 
 SCALAR = re.compile(r"zf\d+$")
@@ -83,7 +84,7 @@ def forward_of(definitions: list[ast.stmt]) -> ast.FunctionDef:
     model, waiting = classes["ModelNew"], ["ModelNew"]
     while waiting:
         owner = classes.get(waiting.pop(0))
-        if owner is not None and (found := _method(owner, "forward")) is not None:
+        if owner is not None and (found := method_of(owner, "forward")) is not None:
             if owner is not model:  # others may need the base class as it is
                 found = copy.deepcopy(found)
                 model.body.append(found)
@@ -100,7 +101,7 @@ def read(code: str) -> GeneratedAnswer:
     for node in parse(code).body:
         match node:
             case ast.ClassDef(name="Runner"):
-                call = _method(node, "call")
+                call = method_of(node, "call")
             case ast.Assign(
                 targets=[ast.Name(id=name)],
                 value=ast.Call(args=[_, ast.Constant(value=str(text)), *_]) as made,
@@ -176,13 +177,6 @@ def called(name: str, given: list[ast.expr]) -> ast.Call:
 def is_call(node: ast.AST, name: str) -> bool:
     """True for a call of a function of that name, such as `tl.load`."""
     return isinstance(node, ast.Call) and dotted(node.func) == name
-
-
-def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    for node in owner.body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return node
-    return None
 
 
 def _kernel(node: ast.FunctionDef, name: str) -> GeneratedKernel:

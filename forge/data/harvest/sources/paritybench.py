@@ -15,14 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge.data.harvest.arguments import (
-    MOCK,
-    constructor_call,
-    forward_call,
-    level_of,
-    problem_text,
-    tried,
-)
+from forge.data.harvest.arguments import case_text, level_of, tried
 from forge.data.harvest.closure import Closure, CodeFile, Library, NotSelfContained
 from forge.data.harvest.records import Found, Rejected
 
@@ -88,9 +81,8 @@ def _problem(library: Library, file: CodeFile, case: ast.expr, *, origin: str, k
     closure = Closure(library, file.module, name)
     if closure.method("forward") is None:
         raise NotSelfContained("no forward of its own")
-    called = forward_call(closure.method("forward"), inputs, _keywords(keywords))
-    constructed = constructor_call(closure.method("__init__"), given, _keywords(named), config=MOCK)
-    text = problem_text(closure, called, constructed)
+    made, called = (given, _keywords(named)), (inputs, _keywords(keywords))
+    text = case_text(closure, made=made, called=called)
     return Found(
         text=text, origin=origin, name=name, kind=kind, level=level_of(ast.parse(text))
     )  # fmt: skip

@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forge.data.harvest.arguments import (
-    MOCK,
-    constructor_call,
-    forward_call,
-    level_of,
-    problem_text,
-    tried,
-)
+from forge.data.harvest.arguments import case_text, level_of, tried
 from forge.data.harvest.closure import Closure, CodeFile, Library, NotSelfContained
 from forge.data.harvest.records import Found, Rejected
 from forge.data.pairs.rows import BadRow, Unfit, hash_rows, row_files, rows_of
@@ -77,12 +70,9 @@ def _problem(row: Mapping[str, Any], problem: RowProblem, *, origin: str, kind: 
     if name != "Model" or _pair(given) or "_paritybench_helpers" in text:
         if not isinstance(inputs, ast.List):
             raise NotSelfContained("unknown form of get_inputs")
-        positions, named = _pair(given) or (getattr(given, "elts", []), {})
+        made = _pair(given) or (getattr(given, "elts", []), {})
         closure = Closure(Library(None, files={"row": file}), "row", name)
-        called = forward_call(closure.method("forward"), inputs.elts, {})
-        method = closure.method("__init__")
-        constructed = constructor_call(method, positions, named, config=MOCK)
-        text = problem_text(closure, called, constructed)
+        text = case_text(closure, made=made, called=(inputs.elts, {}))
     return Found(
         text=text, origin=origin, name=name, kind=kind, level=level_of(ast.parse(text)),
         licence=_licence(row),
@@ -118,8 +108,6 @@ def _licence(row: Mapping[str, Any]) -> str:
 
 def open_rows(rest: str, locate: Callable[[Path], Path]) -> ProblemRows:
     """The source that `rows:REST` names. Raises ConfigError for a path without rows."""
-    from pathlib import Path
-
     if not rest:
         raise ConfigError("rows: expected rows:PATH, a file, directory or data set on the hub")
     return ProblemRows(locate(Path(rest)), name=Path(rest).stem)

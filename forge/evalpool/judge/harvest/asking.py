@@ -6,16 +6,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.evalpool.judge.children.spawner import Spawner
+from forge.evalpool.judge.children.spawner import Spawner
 
 MAX_WORDS = 300
 NETWORK = frozenset({"URLError", "gaierror", "ConnectionError", "ConnectionRefusedError"})

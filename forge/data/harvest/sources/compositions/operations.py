@@ -16,20 +16,21 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from forge.data.harvest.sources.compositions.writer import ONE, Dim, Value, count, number, section
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from forge.data.harvest.sources.compositions.writer import (
-        Given,
-        ModuleWriter,
-        Number,
-        Operation,
-    )
+from forge.data.harvest.sources.compositions.writer import (
+    ONE,
+    Dim,
+    Given,
+    ModuleWriter,
+    Number,
+    Operation,
+    Value,
+    count,
+    number,
+    section,
+)
 
 Facts = frozenset[int]
 
