@@ -163,7 +163,7 @@ PRODUCTS = (
 @pytest.mark.filterwarnings("ignore")  # of torch, in its own imports
 @pytest.mark.parametrize("name", CASES)
 def test_an_answer_is_own_and_right_at_two_sizes(name: str, bench: Bench):
-    from forge.data.inductor.compiler.answering import answer, preload
+    from forge.data.inductor.compiler.graph import answer, preload
 
     text, (old, new) = CASES[name]
     preload()
@@ -192,7 +192,7 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, bench: Bench):
     ids=["no tensor", "a sparse input", "a product in fp64"],
 )
 def test_a_problem_without_an_answer_has_a_reason(text: str):
-    from forge.data.inductor.compiler.answering import answer
+    from forge.data.inductor.compiler.graph import answer
 
     with pytest.raises(Unanswered):
         answer(text)

@@ -102,7 +102,7 @@ def module(op: str, *, dim: int = 8) -> str:
 def book(*ops: str) -> list[dict[str, object]]:
     """A row for each operation, with the compiler's answer."""
     with warnings.catch_warnings(action="ignore"):  # of torch's own imports
-        from forge.data.inductor.compiler.answering import answer
+        from forge.data.inductor.compiler.graph import answer
     rows: list[dict[str, object]] = []
     for op in ops:
         answered = answer(module(op))

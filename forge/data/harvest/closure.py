@@ -137,8 +137,6 @@ class CodeFile:
                             self._bind(each.id, node)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
                 self._bind(name, node)
-            case _:
-                pass
 
     def _bind(self, name: str, to: ast.stmt | Import) -> None:
         """The last meaning of a name counts."""
@@ -325,8 +323,6 @@ class Closure:
                             raise NotSelfContained("unresolved name", f"{alias}.{attr}")
                         scope.keys[f"{alias}.{attr}"] = found
                         self._ask(found)
-                    case _:
-                        pass
 
     def _meaning(self, file: CodeFile, name: str, depth: int = 8) -> Key | Import | str:
         """A definition, an import from outside, or a module of the tree. Raises

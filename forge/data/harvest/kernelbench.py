@@ -183,8 +183,6 @@ def operations(tree: ast.Module | None) -> list[tuple[str, ast.AST]]:
                         found.append(("relu" if _is_relu(one) else _plain(name), one))
                 case ast.BinOp(op=op) | ast.AugAssign(op=op) if node.name != "__init__":
                     found.append((_plain(type(op).__name__), one))
-                case _:
-                    pass
     return [(name, one) for name, one in found if name]
 
 
@@ -314,8 +312,6 @@ def _axes(scope: _ProblemText, node: ast.expr, letters: str) -> str:
             node, is_turned = inner, True
         case ast.Call(func=ast.Attribute(value=inner, attr="t" | "transpose" | "swapaxes")):
             node, is_turned = inner, True
-        case _:
-            pass
     rank = scope.ranks.get(ast.unparse(node))
     if rank is None:
         raise _UntoldValue
@@ -379,8 +375,6 @@ class _ProblemText:
                     self._values[text] = self._found(value)
                     if isinstance(value, ast.Call) and ast.unparse(value.func) == "nn.Parameter":
                         self.ranks[text] = self._rank(value.args[0])
-                case _:
-                    pass
 
     def _found(self, node: ast.expr) -> Any:
         try:

@@ -139,8 +139,6 @@ def _constants(tree: ast.Module) -> dict[str, int]:
                 number = _whole(value, values)
                 if number is not None and number > 1:
                     values[name] = number
-            case _:
-                pass
     return values
 
 

@@ -217,8 +217,6 @@ def needed(steps: list[Step], outputs: list[View]) -> list[Step]:
                 if live.isdisjoint(step.roots(WRITTEN)):
                     continue
                 live.update(step.roots())
-            case _:
-                pass
         kept.append(step)
     return kept[::-1]
 

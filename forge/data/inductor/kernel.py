@@ -81,8 +81,6 @@ def sweep(body: list[ast.stmt]) -> list[ast.stmt]:
                 live |= _names(read, ast.Load)
             case ast.stmt():
                 live |= _names(node, ast.Load)
-            case _:
-                pass
     waiting = list(live)
     while waiting:
         for name in needs.get(waiting.pop(), set()) - live:
@@ -167,8 +165,6 @@ class _Facts:
                     facts.assignments.append((name, value))
                     if isinstance(value, ast.Call) and is_call(value, "tl.broadcast_to"):
                         facts.shapes[name] = ast.dump(value.args[1])
-                case _:
-                    pass
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load):
                     facts.uses.setdefault(child.id, []).append(node)

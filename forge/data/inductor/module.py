@@ -31,6 +31,7 @@ from forge.data.inductor.source import (
     Traced,
     dotted,
     expression,
+    free_name,
     named,
     names_in,
     walk,
@@ -116,20 +117,13 @@ def operations(kernel: str) -> list[str]:
 
 def kernel_names(kernels: dict[str, GeneratedKernel]) -> dict[str, str]:
     """Readable names: `softmax_kernel` for `triton_per_fused__softmax_0`."""
-    taken: set[str] = set()
-    names: dict[str, str] = {}
+    taken, names = {*FUNCTIONS}, dict[str, str]()
     for key in kernels:
         words = sorted(operations(key), key=lambda one: one not in HEAVY)[:2]
         stem = "_".join(words).replace(" ", "_")
         while len(stem) > MAX_NAME:
             stem = stem.rpartition("_")[0] or stem[:MAX_NAME]
-        base = f"{stem}_kernel" if stem else "kernel"
-        name, number = base, 1
-        while name in taken or name in FUNCTIONS:
-            number += 1
-            name = f"{base}_{number}"
-        taken.add(name)
-        names[key] = name
+        names[key] = free_name(f"{stem}_kernel" if stem else "kernel", taken)
     return names
 
 

@@ -32,6 +32,7 @@ from forge.data.inductor.source import (
     GeneratedKernel,
     dotted,
     expression,
+    free_name,
     is_call,
     named,
     names_in,
@@ -186,8 +187,6 @@ class _OneRow(ast.NodeTransformer):
                 return value
             case "tl.broadcast_to", [value, ast.List([ast.Constant(1)])]:
                 return value
-            case _:
-                pass
         return node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -329,8 +328,6 @@ class _Plainer(ast.NodeTransformer):
                 return value if len(shape) in (len(axes), len(axes - {"i"})) else node
             case _, [kind] if isinstance(node.func, ast.Attribute) and node.func.attr == "to":
                 return self._cast(node, node.func.value, dotted(kind))
-            case _:
-                pass
         return node
 
     def _cast(self, node: ast.Call, value: ast.expr, kind: str) -> ast.expr:
@@ -388,8 +385,6 @@ class _Plainer(ast.NodeTransformer):
                 kept = [one for one in self.masks.get(mask, []) if self._axes(one) == axes]
                 if len(axes) == 1 and len(kept) == 1:
                     place.right, node.args[1] = index, copy.deepcopy(kept[0])
-            case _:
-                pass
 
 
 def _conditions(node: ast.expr) -> list[ast.expr]:
@@ -491,8 +486,6 @@ def _one_pass(body: list[ast.stmt], once: set[str]) -> tuple[list[ast.stmt], int
                 and (TEMPORARY.match(name) or len(ast.unparse(value)) <= SHORT)
             ):
                 waiting[name] = node
-            case _:
-                pass
     return left, count
 
 
@@ -544,8 +537,6 @@ def _renamed(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel
                 for one in map(dotted, parts):
                     if TEMPORARY.match(one):
                         names.add(one, one.replace("tmp", "t").lstrip("_"))
-            case _:
-                pass
     new = {name: names.new.get(name, name) for name in [*kernel.params, *names.new]}
     for node in walk(*kernel.body):
         if isinstance(node, ast.Name):
@@ -577,7 +568,7 @@ class _Names:
 
     def add(self, name: str, wanted: str) -> None:
         if name not in self.new and wanted != name:
-            self.new[name] = _free(wanted if wanted.isidentifier() else name, self.taken)
+            self.new[name] = free_name(wanted if wanted.isidentifier() else name, self.taken)
 
 
 def _argument_name(name: str, value: object) -> str:
@@ -618,7 +609,7 @@ def _counted(forward: Forward) -> Iterator[Step]:
             count = polynomial(value)
             key = str(sorted(count.items()))
             if key not in known:
-                known[key] = _free(COUNT, taken)
+                known[key] = free_name(COUNT, taken)
                 same = (one.expr for one in roots if one.size and product(one.size) == count)
                 of = next(same, None)
                 number = value if of is None else expression(f"{ast.unparse(of)}.numel()")
@@ -628,16 +619,6 @@ def _counted(forward: Forward) -> Iterator[Step]:
                 if isinstance(one, ast.Call) and polynomial(one.args[0]) == count:
                     one.args[0] = new
         yield step
-
-
-def _free(wanted: str, taken: set[str]) -> str:
-    """The name, or one with a number if it is taken."""
-    chosen, number = wanted, 1
-    while chosen in taken:
-        number += 1
-        chosen = f"{wanted}_{number}"
-    taken.add(chosen)
-    return chosen
 
 
 def _name_buffers(forward: Forward) -> None:
@@ -650,6 +631,4 @@ def _name_buffers(forward: Forward) -> None:
                 Allocate(root=Root(expr=ast.Name() as expr) as root)
                 | Compute(result=Root(expr=ast.Name() as expr) as root)
             ) if re.fullmatch(r"buf\d+", expr.id):
-                expr.id = _free("out" if id(root) in results else "hidden", taken)
-            case _:
-                pass
+                expr.id = free_name("out" if id(root) in results else "hidden", taken)

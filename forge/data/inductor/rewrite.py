@@ -94,7 +94,5 @@ def _numbers(node: ast.AST) -> Iterator[ast.Constant]:
                 ):
                     small = [one for one in direct if isinstance(one, ast.Constant)]
                     yield from (x for x in small if type(x.value) is int and 1 < x.value <= SMALL)
-                case _:
-                    pass
             for child in ast.iter_child_nodes(node):
                 yield from _numbers(child)

@@ -108,8 +108,6 @@ class _Translator(ast.NodeTransformer):
             match value:
                 case ast.Subscript(slice=ast.Slice(lower=None, upper=None, step=None)):
                     setattr(node, name, value.value)
-                case _:
-                    pass
         return super().generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -128,8 +126,6 @@ class _Translator(ast.NodeTransformer):
                 node.args = node.args[:-1]
             case _, [ast.Constant(str(text)), _, ast.List([a, b, c])] if text.startswith(FUSED):
                 return ast.BinOp(ast.BinOp(a, ast.Mult(), b), ast.Add(), c)
-            case _:
-                pass
         if owner == "triton_helpers":
             return _helper(function, node)
         if owner in ("tl_math", "libdevice", "tl.math", "triton_helpers.libdevice"):
@@ -189,6 +185,4 @@ def _method(node: ast.Call) -> ast.expr:
             if dotted(tested) == "libdevice.isinf":
                 infinity, size = expression("float('inf')"), called("tl.abs", [value])
                 return ast.Compare(left=size, ops=[ast.Eq()], comparators=[infinity])
-        case _:
-            pass
     return node

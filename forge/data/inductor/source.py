@@ -114,8 +114,6 @@ def read(code: str) -> GeneratedAnswer:
                     if ast.dump(known) != ast.dump(one):
                         raise Unanswered("unknown statement", f"two functions named {one.name}")
                 kernels[name] = _kernel(main, name)
-            case _:
-                pass
     assert call is not None
     return GeneratedAnswer(kernels=kernels, combines=combines, call=call)
 
@@ -167,6 +165,14 @@ def walk(*nodes: ast.AST) -> Iterator[ast.AST]:
 def names_in(*nodes: ast.AST) -> set[str]:
     """All names below some nodes."""
     return {one.id for one in walk(*nodes) if isinstance(one, ast.Name)}
+
+
+def free_name(wanted: str, taken: set[str]) -> str:
+    """The name, or one with a number if it is taken; it is taken then."""
+    options = (wanted, *(f"{wanted}_{number}" for number in range(2, 999)))
+    chosen = next(one for one in options if one not in taken)
+    taken.add(chosen)
+    return chosen
 
 
 def called(name: str, given: list[ast.expr]) -> ast.Call:

@@ -1,5 +1,5 @@
 """Runs Inductor on a problem without a card, in a child process with torch.
 
-`card.py` answers Inductor's questions about a GPU, `graph.py` traces a problem with symbolic sizes,
-`templates.py` chooses Inductor's Triton templates for products and convolutions.
+`graph.py` traces a problem with symbolic sizes and answers it, `replacements.py` answers Inductor's
+questions about a GPU, `templates.py` has templates for products and convolutions.
 """

@@ -1,4 +1,6 @@
-"""Traces a problem with symbolic sizes and gives the code that Inductor would compile for a card.
+"""Traces a problem with symbolic sizes, gives the code that Inductor would compile for a card, and
+answers the problem with that as plain Triton, in a child process that imported this file before its
+fork.
 
 Each axis of each input and parameter has a symbol; what the model does with them merges some, and
 fixes others. The answer is the code that Inductor generates for sm_90, and how the problem's
@@ -20,6 +22,7 @@ from unittest import mock
 
 import torch
 import torch._inductor.graph
+import torch.hub
 from torch._inductor import compile_fx, config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -27,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from forge.data.harvest.records import Unanswered
+from forge.data.harvest.records import Answered, Unanswered
 from forge.data.inductor.compiler.replacements import (
     attributes,
     plain_operations,
@@ -36,6 +39,7 @@ from forge.data.inductor.compiler.replacements import (
 )
 from forge.data.inductor.compiler.sizes import Sizes, substitution
 from forge.data.inductor.compiler.templates import templates
+from forge.data.inductor.rewrite import rewrite
 from forge.data.inductor.source import Traced, expression, forward_of
 
 OPTIONS: dict[str, Any] = {
@@ -398,3 +402,57 @@ def _label(path: Any, names: list[str]) -> str:
     first, *rest = path
     keys = [getattr(one, "idx", getattr(one, "key", None)) for one in rest]
     return names[first.idx] + "".join(f"[{key!r}]" for key in keys)
+
+
+FINAL = ("random", "no kernel")
+"""Reasons that another trace does not change."""
+WARMING = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 20, 3, padding=1), nn.BatchNorm2d(20)
+        self.linear = nn.Linear(20, 24)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(self.norm(self.conv(x)).relu(), 2).mean(dim=(2, 3))
+        x = nn.functional.gelu(self.linear(x))
+        return x.softmax(-1) * x.sigmoid()
+
+
+def get_inputs():
+    return [torch.randn(6, 3, 18, 22)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def preload() -> None:
+    """Prepares torch for a fork for each problem, by an answer: what it loads and remembers on the
+    way, a tenth of an answer's time, no child does again."""
+    torch.set_num_threads(1)
+    vars(torch.hub)["tqdm"].monitor_interval = 0  # its thread would stop the forks
+    with torch.no_grad():
+        answer(WARMING)
+
+
+def answer(text: str) -> Answered:
+    """The answer of a problem, at the sizes of its text. Raises Unanswered."""
+    first: Unanswered | None = None
+    for with_attributes in (True, False):
+        try:
+            return rewrite(trace(text, with_attributes=with_attributes))
+        except Unanswered as error:
+            if error.reason in FINAL:
+                raise
+            first = first or error
+        except Exception as error:  # of a form of code that no one has seen
+            said = f"{type(error).__name__}: {error}"[:300]
+            first = first or Unanswered("not rewritten", said)
+    assert first is not None
+    raise first

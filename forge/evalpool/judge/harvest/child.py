@@ -47,7 +47,7 @@ def load_answerer() -> None:
 
     # For it, importing torch 2.11's Inductor asks the CUDA driver for GPUs, which starts a thread.
     config.use_experimental_benchmarker = False
-    from forge.data.inductor.compiler.answering import answer, preload
+    from forge.data.inductor.compiler.graph import answer, preload
 
     preload()
     answerer = answer
