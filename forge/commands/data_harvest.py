@@ -73,7 +73,7 @@ from forge.runner.prepare.hub import locate_data_set
 from forge.runner.prepare.prompt_facts import prompts_for
 
 logger = logging.getLogger(__name__)
-RESULTS = "results.jsonl"
+RESULTS, FORMATS = "results.jsonl", ("parquet", "jsonl")
 PROBLEMS, LARGE, ANSWERS = "problems", "problems-large", "answers"
 SCORED = "scored"
 """Beginning of the names of problems with held-out ones among them: of another file than any that
@@ -121,7 +121,6 @@ class HarvestRequest:
     limit: int | None = None
     tokenizer: Path | None = None
     preset: str = "standard"
-    formats: Sequence[str] = ("parquet", "jsonl")
     judge: JudgeSettings = field(default_factory=JudgeSettings)
 
 
@@ -175,8 +174,7 @@ class HarvestTask:
                  "limit", "preset")  # fmt: skip
         facts = {
             **common_facts("torch", "triton", tokenizer=request.tokenizer),
-            "settings": {name: getattr(request, name) for name in names}
-            | {"formats": list(request.formats)},
+            "settings": {name: getattr(request, name) for name in names},
             "prompts": prompts.hash,
             "sources": [one.facts() for one in sources],
             "heldout": hashlib.sha256(json.dumps(heldout.sources).encode()).hexdigest(),
@@ -410,10 +408,7 @@ class _Work:
 
     async def _answer(self) -> None:
         text = self._result.text
-        work = {
-            "step": "answer", "source": text, "task": {"text": text},
-            "cpu_s": ANSWER_CPU_S,
-        }  # fmt: skip
+        work = {"step": "answer", "source": text, "cpu_s": ANSWER_CPU_S}
         done = await self._ask(work, step="answered")
         if not done["is_answered"]:
             raise _NotPassed("answered", done["reason"], done["detail"])
@@ -512,7 +507,7 @@ def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
         names = [f"{SCORED}-{PROBLEMS}", f"{SCORED}-{LARGE}", ANSWERS]
     problems = {name: out / f".{name}.jsonl.partial" for name in names}
     files = {name: path.open("w", encoding="utf-8") for name, path in problems.items()}
-    with open_sinks(out, request.formats, (TRAIN, HELDOUT)) as sinks:
+    with open_sinks(out, FORMATS, (TRAIN, HELDOUT)) as sinks:
         for number in kept:
             key, id = state.keys[number]
             result = Harvested.of(log.get(key))
@@ -546,7 +541,7 @@ def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
         problems[name].replace(out / f"{name}.jsonl")
     found = summary.to_json()
     write_card(out, summary, steps=steps, kinds=state.counts.by_kind(), settings=task.facts)
-    names = [f"{name}.{form}" for name in (TRAIN, HELDOUT) for form in request.formats]
+    names = [f"{name}.{form}" for name in (TRAIN, HELDOUT) for form in FORMATS]
     names += [DROPPED, CARD, *(f"{name}.jsonl" for name in problems)]
     outputs = {name: hash_file(out / name) for name in names}
     return {**found, "steps": steps, "kinds": state.counts.by_kind(), "outputs": outputs}

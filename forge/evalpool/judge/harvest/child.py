@@ -2,7 +2,7 @@
 a request, sandboxed as an oracle is:
 
     judge ── CALL {step: sizes, groups} ──▶ the first group that runs  ── DONE {…} ──▶ judge
-             CALL {step: answer, task}  ──▶ the answerer               ── DONE {…} ──▶
+             CALL {step: answer}        ──▶ the answerer               ── DONE {…} ──▶
                                             what raises                ── FAILED ──▶
 
 The answerer is imported before the fork, if the zygote was asked to. Not covered: a hostile
@@ -79,7 +79,7 @@ def _give_up(number: int, frame: object) -> None:
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     assert answerer is not None, "a zygote of a harvest with answers"
     try:
-        return {"is_answered": True, **asdict(answerer(request["task"]["text"]))}
+        return {"is_answered": True, **asdict(answerer(request["source"]))}
     except Unanswered as error:
         return {"is_answered": False, "reason": error.reason, "detail": error.detail}
 

@@ -28,7 +28,6 @@ from forge.data.harvest.sources.compositions.operations import (
 from forge.data.harvest.sources.compositions.writer import (
     ModuleWriter,
     SizeDraw,
-    SizeScale,
     Value,
     section,
 )
@@ -62,11 +61,11 @@ def compose(seed: int, number: int) -> ComposedModule:
     """The composition of a number."""
     key = f"{seed}/{number}"
     num = Random(key).choices(list(NUM_OPERATIONS), weights=list(NUM_OPERATIONS.values()))[0]
-    small, text = _write(key, num, SizeDraw(key, SizeScale.SMALL))
+    small, text = _write(key, num, SizeDraw(key))
     while _is_kernelbenchs(small.ops, text):
         key += "/again"
-        small, text = _write(key, num, SizeDraw(key, SizeScale.SMALL))
-    other = _write(key, num, SizeDraw(key, SizeScale.OTHER))[0].sizes
+        small, text = _write(key, num, SizeDraw(key))
+    other = _write(key, num, SizeDraw(key, is_other=True))[0].sizes
     return ComposedModule(
         level=1 if num == 1 else 2, ops=tuple(small.ops), text=text,
         other=_definitions({n: v for n, v in other.items() if n not in small.fixed}, text),
@@ -110,7 +109,7 @@ def _definitions(sizes: Mapping[str, int], text: str) -> str:
 def _large(key: str, num: int) -> Mapping[str, int]:
     """Sizes whose batch makes the time, within the room."""
     factor = 1.0
-    w = _write(key, num, SizeDraw(key, SizeScale.LARGE))[0]
+    w = _write(key, num, SizeDraw(key, factor=factor))[0]
     for _ in range(8):
         seconds = w.num_bytes / BANDWIDTH + w.flops / RATE
         room = min(MAX_BYTES / w.num_bytes, MAX_ELEMENTS / w.largest)
@@ -120,7 +119,7 @@ def _large(key: str, num: int) -> Mapping[str, int]:
             factor *= min(8.0, 0.9 * room, 1.1 * WANTED_S / seconds)
         else:
             break
-        w = _write(key, num, SizeDraw(key, SizeScale.LARGE, factor=factor))[0]
+        w = _write(key, num, SizeDraw(key, factor=factor))[0]
     return w.sizes
 
 

@@ -23,7 +23,6 @@ import textwrap
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
@@ -73,17 +72,6 @@ def section(name: str) -> dict[str, Operation]:
 def vocabulary() -> dict[str, dict[str, dict[str, Any]]]:
     """`vocabulary.toml`: its operations by section and name, and its kinds of sizes by letter."""
     return tomllib.loads(VOCABULARY.read_text(encoding="utf-8"))
-
-
-class SizeScale(StrEnum):
-    """Purpose of a composition's sizes."""
-
-    SMALL = "small"
-    """A CPU judges it in less than a second."""
-    OTHER = "other"
-    """Small sizes, each another one."""
-    LARGE = "large"
-    """100 us and more on a card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +141,16 @@ class Value:
 
 
 class SizeDraw:
-    """Draws sizes of a scale; structure is drawn elsewhere, so that it is the same at all."""
+    """Draws sizes; structure is drawn elsewhere, so that it is the same at all.
 
-    def __init__(self, key: str, scale: SizeScale, *, factor: float = 1.0) -> None:
-        self.is_large = scale is SizeScale.LARGE
+    Small ones, which a CPU judges in less than a second; others of these, each another one; or with
+    a factor for the batch large ones, of 100 us and more on a card.
+    """
+
+    def __init__(self, key: str, *, is_other: bool = False, factor: float = 0.0) -> None:
+        self.is_large = factor > 0
         self._rng, self._moves = Random(f"{key}/{self.is_large}"), Random(f"{key}/moves")
-        self._scale, self._factor = scale, factor
+        self._is_other, self._factor = is_other, factor
 
     def draw(self, letter: str, *, is_volume: bool) -> Dim:
         """A size without a name. Those of volumes are few and small: what a convolution of one
@@ -168,7 +160,7 @@ class SizeDraw:
         first, last, step = kind.get("volume", kind["small"]) if is_volume else kind["small"]
         choices = kind["large"] if self.is_large else range(first, last + 1, step)
         place = self._rng.randrange(len(choices))
-        if self._scale is SizeScale.OTHER:
+        if self._is_other:
             place = (place + self._moves.randrange(1, len(choices))) % len(choices)
         size = choices[place]
         if self.is_large and letter in ("B", "M"):
