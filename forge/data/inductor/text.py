@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 WIDTH = 100
 STEP = 4
 OPENING, CLOSING = "([{", ")]}"
+STRING = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|['"].*""", re.DOTALL)
+"""A literal as its group; or one without an end, to the end of the text."""
 
 
 def print_module(groups: Sequence[Sequence[ast.stmt]], comments: Mapping[str, str]) -> str:
@@ -162,15 +165,4 @@ def _code(text: str) -> Iterator[tuple[int, str]]:
 
 def _strings(text: str) -> Iterator[tuple[int, int]]:
     """Positions of the first and last quote of each string literal."""
-    start, place = -1, 0
-    while place < len(text):
-        char = text[place]
-        if start < 0:
-            if char in "'\"":
-                start = place
-        elif char == "\\":
-            place += 1
-        elif char == text[start]:
-            yield start, place
-            start = -1
-        place += 1
+    return ((one.start(), one.end() - 1) for one in STRING.finditer(text) if one[1])
