@@ -91,9 +91,10 @@ class OutputFolder:
         """The error for a directory of work with other facts."""
         before = _flat(found)
         names = [name for name, one in _flat(self.facts).items() if before.get(name) != one]
+        said = f" ({', '.join(names)})" if found else ""
         return ConfigError(
-            f"{self.name}: {self.path}: holds a build of other settings, inputs or code "
-            f"({', '.join(names)}); name another directory, or delete this one"
+            f"{self.name}: {self.path}: holds a build of other settings, inputs or code{said}; "
+            "name another directory, or delete this one"
         )
 
     @contextmanager
