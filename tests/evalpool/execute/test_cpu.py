@@ -102,6 +102,13 @@ def test_an_order_of_atomics_counts_if_the_output_depends_on_it(
     assert [fault.kind for fault in one.forward().faults] == kinds
 
 
+def test_a_view_takes_no_memory_of_its_own() -> None:
+    one = program(launch(256))
+    wide = replace(one.tensors[0], shape=(1 << 40, 256), strides=(0, 1))
+    found = executor(replace(one, tensors=(*one.tensors, wide))).tensors.torch(2)
+    assert found.shape == (1 << 40, 256)
+
+
 def test_op_nodes_run_by_torch_and_initialise_their_results() -> None:
     uses = (TensorUse(tensor=0), TensorUse(tensor=0))
     nodes = (Op(name="aten.add.Tensor", arguments=uses, results=(2,)), launch(256, source=2))
