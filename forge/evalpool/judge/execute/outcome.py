@@ -4,12 +4,13 @@ launches that store to an output, with the lines of their stores."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from forge.evalpool.judge.channel.regions import region_of
+from forge.evalpool.judge.channel.regions import Region, region_of
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
     Descriptor,
@@ -22,14 +23,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    from forge.evalpool.judge.channel.regions import Region
-    from forge.evalpool.judge.ttir.verify import Use
+from forge.evalpool.judge.ttir.verify import Use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

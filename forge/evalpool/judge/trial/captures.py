@@ -17,13 +17,16 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from forge.config.schema import JudgeTable
 from forge.evalpool.judge.capture import exchange
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE
+from forge.evalpool.judge.children.kept import KeptChildren
+from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE, Spawner
 from forge.evalpool.judge.program import ops, wire
 from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin, Program
 from forge.evalpool.judge.program.policy import ProblemFacts, facts_of, kinds_of
@@ -31,15 +34,8 @@ from forge.evalpool.judge.program.questions import Question, excess, unanswerabl
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.host_code import host_code
 from forge.evalpool.judge.trial.trial import Allowance, Decided, Phases, Runner
+from forge.records.problem import ReferenceModule
 from forge.records.reason import Reason, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.children.kept import KeptChildren
-    from forge.evalpool.judge.children.spawner import Spawner
-    from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
 

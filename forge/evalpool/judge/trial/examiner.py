@@ -8,25 +8,21 @@ loops, fills the memory), the answer is a flag and comes before the deadline.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
+from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.site_packages import with_advice
 from forge.process.gpu_locks import GpuLease
 from forge.records.examination import Examination, Flag
-from forge.records.problem import MAX_SHAPES
-
-if TYPE_CHECKING:
-    import socket
-
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.children.spawner import Spawner
-    from forge.records.problem import ReferenceModule
+from forge.records.problem import MAX_SHAPES, ReferenceModule
 
 MAX_WORDS = 300
 MAX_OUTPUTS = 64

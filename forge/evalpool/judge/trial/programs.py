@@ -9,22 +9,42 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel.words import MAX_DETAIL_CHARACTERS, at_line
 from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind
+from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.execute.outcome import line_of, stores_to
-from forge.evalpool.judge.program.dataflow import Access
-from forge.evalpool.judge.program.format import Choice, Launch, Op, Section
+from forge.evalpool.judge.program.dataflow import Access, Accesses
+from forge.evalpool.judge.program.format import Choice, Kernel, Launch, Node, Op, Program, Section
 from forge.evalpool.judge.program.ops import MOVES, kind_of
-from forge.evalpool.judge.program.policy import Rule, judge_policy, judge_work
+from forge.evalpool.judge.program.policy import (
+    ProblemFacts,
+    Refusal,
+    Rule,
+    judge_policy,
+    judge_work,
+)
 from forge.evalpool.judge.program.questions import concealed, deviation, truths
 from forge.evalpool.judge.program.walk import op_bytes, variants
-from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, Decided, Finding
+from forge.evalpool.judge.trial.captures import Captured, Captures
+from forge.evalpool.judge.trial.draws import Draw
+from forge.evalpool.judge.trial.judgement import Device
+from forge.evalpool.judge.trial.trial import (
+    ALTERNATIVE_WORDS,
+    Candidate,
+    Decided,
+    Finding,
+    OpenSide,
+    Phases,
+)
 from forge.evalpool.judge.ttir.parse import InvalidModule, malformed, parse
+from forge.evalpool.judge.ttir.tree import Module
 from forge.evalpool.judge.ttir.verify import (
     Lookups,
     Use,
@@ -36,21 +56,6 @@ from forge.evalpool.judge.ttir.verify import (
 from forge.evalpool.judge.wide.patterns import VALUE, about
 from forge.records.reason import Reason, Status
 from forge.records.verdict import LaunchFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.compiler.compile import Compiler
-    from forge.evalpool.judge.program.dataflow import Accesses
-    from forge.evalpool.judge.program.format import Kernel, Node, Program
-    from forge.evalpool.judge.program.policy import ProblemFacts, Refusal
-    from forge.evalpool.judge.trial.captures import Captured, Captures
-    from forge.evalpool.judge.trial.draws import Draw
-    from forge.evalpool.judge.trial.judgement import Device
-    from forge.evalpool.judge.trial.trial import Candidate, OpenSide, Phases
-    from forge.evalpool.judge.ttir.tree import Module
 
 MAX_LAUNCHES = 256
 MAX_KERNELS = 64

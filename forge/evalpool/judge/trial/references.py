@@ -13,12 +13,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from forge.evalpool.judge.channel import frames
@@ -26,20 +28,19 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.children.kept import KeptChildren
-from forge.evalpool.judge.children.spawner import SandboxedChild, ZygoteGone
-from forge.evalpool.judge.trial.draws import Builder, Delivered, HostDraw, parse_specs
+from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, ZygoteGone
+from forge.evalpool.judge.trial.draws import (
+    Builder,
+    Content,
+    Delivered,
+    Draw,
+    HostDraw,
+    parse_specs,
+)
 from forge.evalpool.judge.trial.host_code import host_code
+from forge.records.problem import ReferenceModule
 
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-
-    from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.trial.draws import Content, Draw
-    from forge.records.problem import ReferenceModule
-
-    Turn = Callable[[], AbstractContextManager[None]]
+Turn = Callable[[], AbstractContextManager[None]]
 
 OF_PROCESS = re.compile(r"\b(cuda|compile|backends|triton)\b")
 """Names of torch that a capture gives another meaning: here they may leave something behind."""

@@ -11,31 +11,25 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from forge.config.schema import JudgeTable
 from forge.evalpool.capacity import BUSY_FACTOR
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.numbers.protocols import PROTOCOLS
+from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
+from forge.evalpool.judge.numbers.protocols import PROTOCOLS, OtherProtocol
 from forge.evalpool.judge.sandbox.processes import waited_s
-from forge.evalpool.judge.trial.host_code import host_code
+from forge.evalpool.judge.trial.draws import Draw
+from forge.evalpool.judge.trial.host_code import HostCode, host_code
 from forge.evalpool.judge.trial.remarks import remark
+from forge.records.problem import ReferenceModule
 from forge.records.reason import Reason
-from forge.records.rules import split_rules
+from forge.records.rules import PolicyName, split_rules
 from forge.records.verdict import JudgeOptions, Status, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
-    from forge.evalpool.judge.numbers.protocols import OtherProtocol
-    from forge.evalpool.judge.trial.draws import Draw
-    from forge.evalpool.judge.trial.host_code import HostCode
-    from forge.records.problem import ReferenceModule
-    from forge.records.rules import PolicyName
 
 logger = logging.getLogger(__name__)
 

@@ -8,24 +8,43 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import zstandard
 
+from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel import words
-from forge.evalpool.judge.children.spawner import ZygoteGone
+from forge.evalpool.judge.children.spawner import Spawner, ZygoteGone
+from forge.evalpool.judge.compiler.compile import Compiler
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS
 from forge.evalpool.judge.program import wire
+from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.sandbox.proof import WeakSandbox
+from forge.evalpool.judge.trial.captures import Captures, Facts
+from forge.evalpool.judge.trial.draws import Draw
 from forge.evalpool.judge.trial.host_code import TRAINING_WORDS
 from forge.evalpool.judge.trial.host_parts import check_source
 from forge.evalpool.judge.trial.programs import Programs, ValuesAsked, launch_facts
-from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
-from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE, Candidate, Decided, Finding, Phases
+from forge.evalpool.judge.trial.references import (
+    ProblemTooLarge,
+    ReferenceFailed,
+    References,
+    Sketches,
+)
+from forge.evalpool.judge.trial.trial import (
+    CORRECTNESS_ALONE,
+    Candidate,
+    Decided,
+    Finding,
+    Phases,
+    Stamp,
+)
 from forge.evalpool.site_packages import with_advice
+from forge.records.problem import ReferenceModule
 from forge.records.reason import Reason
 from forge.records.verdict import (
     MAX_PROGRAM_BYTES,
@@ -35,20 +54,6 @@ from forge.records.verdict import (
     Status,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.children.spawner import Spawner
-    from forge.evalpool.judge.compiler.compile import Compiler
-    from forge.evalpool.judge.program.policy import ProblemFacts
-    from forge.evalpool.judge.trial.captures import Captures, Facts
-    from forge.evalpool.judge.trial.draws import Draw
-    from forge.evalpool.judge.trial.references import References, Sketches
-    from forge.evalpool.judge.trial.trial import Stamp
-    from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
 

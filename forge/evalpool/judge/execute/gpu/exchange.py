@@ -7,22 +7,18 @@ Constants of the program come from a sealed copy in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
+from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.places import Sealed
+from forge.evalpool.judge.execute.gpu.run import Loaded
 from forge.evalpool.judge.program.format import Origin, Section
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.evalpool.judge.execute.gpu.card import Card
-    from forge.evalpool.judge.execute.gpu.run import Loaded
-
 
 Source: TypeAlias = "tuple[int | None, int | None]"
 """Addresses of block and constants while they are mapped; None where there is none."""

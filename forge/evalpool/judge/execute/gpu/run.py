@@ -12,22 +12,27 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.compiler.binary import TensorMap as MapFacts
 from forge.evalpool.judge.driver.driver import (
     Driver,
     DriverError,
     LaunchConfig,
     MapSpec,
+    TensorMap,
     aligned_map,
 )
 from forge.evalpool.judge.execute import operations
 from forge.evalpool.judge.execute.call import PROGRESS, what_of
+from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places, find_residency
 from forge.evalpool.judge.execute.operations import UnknownOperation
 from forge.evalpool.judge.program import ops, signature
@@ -45,14 +50,6 @@ from forge.evalpool.judge.program.format import (
     TensorUse,
     Value,
 )
-
-if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Iterator, Sequence
-
-    from forge.evalpool.judge.compiler.binary import TensorMap as MapFacts
-    from forge.evalpool.judge.driver.driver import TensorMap
-    from forge.evalpool.judge.execute.gpu.card import Card
 
 
 class CannotRun(Exception):

@@ -10,22 +10,18 @@ reason, as Triton's autotuner skips it.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from forge.evalpool.judge.execute.call import ChoiceReport, TimedCall
+from forge.evalpool.judge.execute.call import Call, ChoiceReport, TimedCall
 from forge.evalpool.judge.execute.gpu.card import REPLAY_CYCLES, RUN_CYCLES, Graph
+from forge.evalpool.judge.execute.gpu.exchange import Exchange
 from forge.evalpool.judge.execute.gpu.places import POISON
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Loaded, Step, reason_of
 from forge.evalpool.judge.program.format import Choice, Section
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from forge.evalpool.judge.execute.call import Call
-    from forge.evalpool.judge.execute.gpu.exchange import Exchange
 
 NUM_WARM_UPS = 1
 """Runs before the graph is captured, and replays of it before the first timed one."""

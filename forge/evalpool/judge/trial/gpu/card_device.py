@@ -15,48 +15,42 @@ import itertools
 import random
 import secrets
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge.errors import Stalled
-from forge.evalpool.judge.compiler.binary import Failure
-from forge.evalpool.judge.driver.gpu_memory import create_block
-from forge.evalpool.judge.execute.call import named_choices
+from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.driver.gpu_memory import Block, create_block
+from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime, named_choices
+from forge.evalpool.judge.execute.executors import Executor
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.dataflow import effects
-from forge.evalpool.judge.program.format import Choice, InvalidProgram, Launch, Origin, Section
+from forge.evalpool.judge.program.dataflow import Accesses, effects
+from forge.evalpool.judge.program.format import (
+    Choice,
+    InvalidProgram,
+    Launch,
+    Origin,
+    Program,
+    Section,
+)
 from forge.evalpool.judge.program.walk import places, variants
+from forge.evalpool.judge.timing.baseline import Time
 from forge.evalpool.judge.trial.captures import Captured
-from forge.evalpool.judge.trial.gpu.program_run import Mixture, ProgramMemory, ProgramRun
-from forge.evalpool.judge.trial.judgement import Device, Narrowed
-from forge.evalpool.judge.trial.programs import NUM_AHEAD, needed_kernels
-from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, STATEFUL_WORDS, Decided
+from forge.evalpool.judge.trial.gpu.program_run import Choices, Mixture, ProgramMemory, ProgramRun
+from forge.evalpool.judge.trial.gpu.references import CardDraw
+from forge.evalpool.judge.trial.gpu.turns import Turn
+from forge.evalpool.judge.trial.judgement import Device, Left, Narrowed, Results
+from forge.evalpool.judge.trial.programs import NUM_AHEAD, Programs, needed_kernels
+from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, STATEFUL_WORDS, Decided, Finding
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, OnCard, Question, Wanted, agree
 from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
 from forge.records.reason import Reason, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from forge.evalpool.judge.compiler.binary import Binary
-    from forge.evalpool.judge.driver.gpu_memory import Block
-    from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime
-    from forge.evalpool.judge.execute.executors import Executor
-    from forge.evalpool.judge.program.dataflow import Accesses
-    from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.timing.baseline import Time
-    from forge.evalpool.judge.trial.gpu.program_run import Choices
-    from forge.evalpool.judge.trial.gpu.references import CardDraw
-    from forge.evalpool.judge.trial.gpu.turns import Turn
-    from forge.evalpool.judge.trial.judgement import Left, Results
-    from forge.evalpool.judge.trial.programs import Programs
-    from forge.evalpool.judge.trial.trial import Finding
 
 NUM_FURTHER, FURTHER_S = 16, 0.5
 """Most further calls of alternatives in float64, once each has run, and the time for them."""

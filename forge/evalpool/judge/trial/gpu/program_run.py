@@ -14,39 +14,36 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
 from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.channel.words import at_line
-from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call
-from forge.evalpool.judge.execute.executors import ExecutorGone, ProgramFault, ProgramRefused
+from forge.evalpool.judge.compiler.binary import Binary, Failure
+from forge.evalpool.judge.driver.gpu_memory import Block
+from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call, ChoiceReport, NodeTime
+from forge.evalpool.judge.execute.executors import (
+    Executor,
+    ExecutorGone,
+    ProgramFault,
+    ProgramRefused,
+)
 from forge.evalpool.judge.numbers.blocks import CHUNK
-from forge.evalpool.judge.program.format import InvalidProgram, Origin
+from forge.evalpool.judge.numbers.protocols import Tf32
+from forge.evalpool.judge.program.format import InvalidProgram, Origin, Program
 from forge.evalpool.judge.program.walk import returned_inputs
 from forge.evalpool.judge.timing.baseline import Time
 from forge.evalpool.judge.trial.draws import widened
-from forge.evalpool.judge.trial.gpu.references import spec_of, view
+from forge.evalpool.judge.trial.gpu.references import CardDraw, spec_of, view
+from forge.evalpool.judge.trial.gpu.turns import Turn
 from forge.evalpool.judge.trial.judgement import Left, may_stay
-from forge.evalpool.judge.trial.trial import Decided
+from forge.evalpool.judge.trial.trial import Decided, Report
 from forge.records.reason import Reason, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from forge.evalpool.judge.compiler.binary import Binary, Failure
-    from forge.evalpool.judge.driver.gpu_memory import Block
-    from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime
-    from forge.evalpool.judge.execute.executors import Executor
-    from forge.evalpool.judge.numbers.protocols import Tf32
-    from forge.evalpool.judge.program.format import Program
-    from forge.evalpool.judge.trial.gpu.references import CardDraw
-    from forge.evalpool.judge.trial.gpu.turns import Turn
-    from forge.evalpool.judge.trial.trial import Report
 
 BUDGET_BYTES = 1 << 30
 """Memory that the places of one program may take; it has one place at least."""

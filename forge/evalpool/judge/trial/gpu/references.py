@@ -10,37 +10,32 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, TensorSpec, offsets, returned_memory
-from forge.evalpool.judge.driver.gpu_memory import create_block
+from forge.evalpool.judge.children.spawner import SandboxedChild
+from forge.evalpool.judge.driver.gpu_memory import Block, create_block
 from forge.evalpool.judge.numbers.called import dtype_name, is_equal
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.trial.draws import Builder, Content, Delivered, HostDraw, parse_specs
+from forge.evalpool.judge.trial.gpu.turns import Turn
 from forge.evalpool.judge.trial.references import (
+    Oracles,
     OutOfMemory,
     ProblemTooLarge,
     ReferenceFailed,
     References,
     failed,
 )
-from forge.evalpool.judge.wide.compare import OnCard, agree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from forge.evalpool.judge.children.spawner import SandboxedChild
-    from forge.evalpool.judge.driver.gpu_memory import Block
-    from forge.evalpool.judge.trial.gpu.turns import Turn
-    from forge.evalpool.judge.trial.references import Oracles
-    from forge.evalpool.judge.wide.compare import Elements, Question
-    from forge.records.problem import ReferenceModule
+from forge.evalpool.judge.wide.compare import Elements, OnCard, Question, agree
+from forge.records.problem import ReferenceModule
 
 
 @dataclass(slots=True, eq=False)

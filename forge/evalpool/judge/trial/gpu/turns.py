@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TypeAlias
 
 from forge.errors import Stalled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from contextlib import AbstractContextManager
-
-    from forge.process.gpu_locks import GpuLease
+from forge.process.gpu_locks import GpuLease
 
 Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
 """Takes a turn on the GPU."""
