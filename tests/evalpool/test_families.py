@@ -6,8 +6,8 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import cycle
 from typing import Any
 
@@ -25,11 +25,16 @@ from forge.records.verdict import JudgeOptions
 HALF = ("fp16", "bf16")
 
 
-def drawn(family: str, dtypes: Sequence[str]) -> list[Problem]:
-    """A problem of each variant, as far as those drawn have it."""
+@cache
+def generated(*dtypes: str) -> list[Problem]:
     values = {"dtypes": list(dtypes), "num_problems": 1600}
+    return generate_problems(ProblemsTable.model_validate(values), seed=1)
+
+
+def drawn(family: str, *dtypes: str) -> list[Problem]:
+    """A problem of each variant, as far as those drawn have it."""
     chosen: dict[str, Problem] = {}
-    for problem in generate_problems(ProblemsTable.model_validate(values), seed=1):
+    for problem in generated(*dtypes):
         if problem.family == family:
             chosen.setdefault(Composition.of(problem).variant, problem)
     return list(chosen.values())
@@ -52,7 +57,7 @@ def judge(bench: Any, problem: Problem, code: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_honest_answers_are_correct(bench: Any, family: str) -> None:
-    problems = drawn(family, ["fp32"])
+    problems = drawn(family, "fp32")
     assert {Composition.of(one).variant for one in problems} == set(FAMILIES[family].variants)
     for problem, turn in zip(problems, cycle(range(4)), strict=False):
         judge(bench, problem, forms(problem)[turn])
@@ -66,7 +71,7 @@ def test_honest_answers_are_correct(bench: Any, family: str) -> None:
     ],
 )
 def test_an_honest_answer_in_half_precision_is_correct(bench: Any, family: str) -> None:
-    problem = drawn(family, HALF)[0]
+    problem = drawn(family, *HALF)[0]
     assert problem.precision in HALF
     judge(bench, problem, answer(problem))
 
@@ -76,7 +81,7 @@ def test_an_honest_answer_in_half_precision_is_correct(bench: Any, family: str) 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["fp32", *HALF])
 def test_every_form_of_an_honest_answer_is_correct(bench: Any, family: str, dtype: str) -> None:
-    for problem in drawn(family, [dtype]):
+    for problem in drawn(family, dtype):
         for code in forms(problem):
             judge(bench, problem, code)
 

@@ -426,7 +426,7 @@ class Reduction(RowFamily):
         if not is_sound(chain) or (is_extremum and _ROUNDED & set(chain)):
             return False
         reduce = _PYTHON[variant]
-        out = [reduce([apply(chain, x) for x in row]) for row in _ROWS]
+        out = [reduce(apply(chain, row)) for row in _ROWS]
         mean = sum(out) / len(out)
         rms = math.sqrt(sum(v * v for v in out) / len(out))
         spread = math.sqrt(sum((v - mean) ** 2 for v in out) / len(out))
@@ -441,16 +441,16 @@ class Reduction(RowFamily):
 
 def _is_flat(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
     """True if the chain has a plateau at its extremum, so that all long rows give one value."""
-    values = [apply(chain, x) for x in _WIDE]
+    values = apply(chain, _WIDE)
     return values.count(extremum(values)) > 1
 
 
 def _is_idle(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
     """True if a row's extremum is the same without one of the steps."""
     row = _ROWS[0]
-    whole = extremum([apply(chain, x) for x in row])
+    whole = extremum(apply(chain, row))
     fewer = (chain[:i] + chain[i + 1 :] for i in range(len(chain)))
-    return any(extremum([apply(one, x) for x in row]) == whole for one in fewer)
+    return any(extremum(apply(one, row)) == whole for one in fewer)
 
 
 REDUCTION = Reduction(name="reduction", variants=tuple(_LINES), lines=_LINES, reduces=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
@@ -100,17 +100,17 @@ _HALF_TOLERANCE = 1e-2
 """The judge's tolerance for a result in half precision."""
 
 
-def _values(chain: Chain) -> list[float]:
-    out = list(_POINTS)
-    for name in chain:
-        value = OPS[name].value
-        out = [value(x) for x in out]
-        if max(map(abs, out)) > _MAX_VALUE:
-            return []
-    return out
+@lru_cache(maxsize=4096)
+def _values(chain: Chain) -> tuple[float, ...]:
+    """The chain's values at `_POINTS`; empty if one of its steps has a too large one."""
+    before = _values(chain[:-1]) if chain else _POINTS
+    if not chain or not before:
+        return before
+    out = tuple(map(OPS[chain[-1]].value, before))
+    return () if max(map(abs, out)) > _MAX_VALUE else out
 
 
-def _spread(values: list[float]) -> float:
+def _spread(values: Sequence[float]) -> float:
     mean = sum(values) / len(values)
     return math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
 
@@ -146,7 +146,7 @@ def is_sound_in_half(chain: Chain) -> bool:
     rounded = list(map(_to_bf16, _POINTS))
     for name in chain:
         rounded = [_to_bf16(OPS[name].value(x)) for x in rounded]
-    from_rounded = [apply(chain, _to_bf16(x)) for x in _POINTS]
+    from_rounded = apply(chain, map(_to_bf16, _POINTS))
     pairs = zip(rounded, from_rounded, strict=True)
     if any(abs(r - v) > _HALF_TOLERANCE * (scale + abs(v)) for r, v in pairs):
         return False
@@ -167,11 +167,11 @@ def keeps_small_results(chain: Chain) -> bool:
     return not ({"softplus", "logsigmoid"} & set(chain) or {"tanh", "elu"} & set(chain[1:]))
 
 
-def apply(chain: Chain, x: float) -> float:
-    """The value of a chain of operations."""
+def apply(chain: Chain, points: Iterable[float]) -> list[float]:
+    """The values of a chain of operations."""
     for name in chain:
-        x = OPS[name].value(x)
-    return x
+        points = map(OPS[name].value, points)
+    return list(points)
 
 
 def _to_bf16(x: float) -> float:
