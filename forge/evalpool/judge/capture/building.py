@@ -71,7 +71,6 @@ def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
 
 
 def storages_of(node: form.Node, parts: Parts) -> set[int]:
-    """Numbers of the storages that a node names."""
     return {parts.tensors[number].storage for number in used_tensors(node)}
 
 

@@ -100,7 +100,6 @@ class Asking:
         """Makes the program until now from the numbers of its outputs; set by the session."""
 
     def begin_call(self) -> None:
-        """Counts the values of another call."""
         self.num_values = self._num_asked = self._num_truths = 0
 
     def values(self, tensors: list[int], *, dtypes: list[str]) -> list[Scalar]:

@@ -59,8 +59,6 @@ REFUSED = {
 
 
 class Recorder(TorchDispatchMode):
-    """The record of one candidate."""
-
     def __init__(self, *, fake: Any, file: str, asking: Asking) -> None:
         super().__init__()
         self.fake = fake
@@ -115,11 +113,9 @@ class Recorder(TorchDispatchMode):
         return number
 
     def is_known(self, tensor: Any) -> bool:
-        """True if the tensor's storage has a number."""
         return tensor.untyped_storage()._cdata in self._storage_numbers
 
     def tensor(self, tensor: Any) -> int:
-        """Number of a tensor on the card."""
         if tensor.is_conj() or tensor.is_neg():
             raise Unsupported("a lazily conjugated tensor: call resolve_conj() or resolve_neg()")
         if tensor.layout is not torch.strided:
@@ -348,7 +344,6 @@ class Recorder(TorchDispatchMode):
 
 
 def leaves(*values: Any) -> Iterator[torch.Tensor]:
-    """Tensors in nested arguments."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

@@ -191,7 +191,6 @@ class Session:
                 raise Unsupported(SHARED_WORDS)
 
     def failed(self, error: BaseException) -> CaptureFailed:
-        """The report of an error."""
         message, line, step = str(error), line_of(error, self.file), self.step
         kind = type(error).__name__
         if isinstance(error, CompilationError):

@@ -221,7 +221,6 @@ class Stage:
 
     @classmethod
     def get(cls) -> Stage:
-        """The one of this process."""
         if cls._instance is None:
             cls._instance = cls()
         return cls._instance

@@ -30,8 +30,6 @@ MAX_LABEL_CHARACTERS = 300
 
 
 class Tuning:
-    """The choices of one candidate."""
-
     def __init__(self, recorder: Recorder, answers: dict[str, str]) -> None:
         """`answers`: label of the winner, by key of the choice."""
         self.recorder = recorder

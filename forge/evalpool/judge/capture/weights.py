@@ -45,7 +45,6 @@ class Weights:
 
     @property
     def sources(self) -> set[str]:
-        """Names of the values that were taken."""
         return {name for _, name in self._taken.values()}
 
     @property
@@ -53,7 +52,6 @@ class Weights:
         return [tensor for tensor, _ in self._taken.values()]
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
-        """The reference's name of a tensor's values."""
         kept = self._taken.get(tensor.untyped_storage()._cdata)
         return kept[1] if kept is not None and kept[0].shape == tensor.shape else None
 
@@ -198,7 +196,6 @@ def load(own: dict[str, torch.Tensor], state: dict[str, Any], found: dict[str, s
 
 
 def state_of(model: Any) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a model, by name."""
     return model.state_dict() if isinstance(model, torch.nn.Module) else {}
 
 

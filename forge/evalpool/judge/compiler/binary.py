@@ -29,8 +29,6 @@ MAX_SCRATCH_BYTES = 64 << 20
 
 
 class FailureKind(StrEnum):
-    """Reason why there is no binary."""
-
     REFUSED = "refused"
     """The text is outside the closed list."""
     COMPILE_ERROR = "compile_error"

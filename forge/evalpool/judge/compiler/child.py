@@ -62,7 +62,6 @@ def warm_up(target: str) -> None:
 
 
 def main(sock: socket.socket) -> None:
-    """Serves one request of the judge."""
     deadline = time.monotonic() + IDLE_S
     try:
         asked = frames.receive(sock, deadline=deadline, expected=(Kind.CALL,), takes_fds=True)

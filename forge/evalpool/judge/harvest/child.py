@@ -54,7 +54,6 @@ def load_answerer() -> None:
 
 
 def main(sock: socket.socket) -> None:
-    """Serves one request on `sock`."""
     request = frames.receive(sock, deadline=time.monotonic() + 60.0, expected=(Kind.CALL,)).body
     signal.signal(signal.SIGPROF, _give_up)
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])

@@ -65,8 +65,6 @@ OVERWRITING = {"copy", "fill", "zero"}
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Storages that a node reads and writes."""
-
     reads: frozenset[int]
     writes: frozenset[int]
     replaces: frozenset[int] = frozenset()
@@ -89,7 +87,6 @@ def effects(program: form.Program, node: form.Node, accesses: Accesses) -> Effec
 
 
 def storages(program: form.Program, tensors: Iterable[int]) -> frozenset[int]:
-    """The storages of tensors."""
     return frozenset(program.tensors[tensor].storage for tensor in tensors)
 
 
@@ -187,8 +184,6 @@ def _decoded(bits: int) -> Content:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Dataflow of a straight-line list of nodes."""
-
     contents: Mapping[int, Content]
     """Final content by storage."""
     prepared: frozenset[int]

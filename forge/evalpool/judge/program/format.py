@@ -155,8 +155,6 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A kernel launch."""
-
     kernel: int
     grid: tuple[int, int, int]
     arguments: tuple[LaunchArgument, ...]
@@ -216,8 +214,6 @@ Node: TypeAlias = Launch | Op | Value | Choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A captured program."""
-
     target: str
     """Triton's backend and architecture that it was captured for: `cuda:90:32`."""
     storages: tuple[Storage, ...]
@@ -240,7 +236,6 @@ class Program:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Nodes of both sections, in order."""
         return self.init + self.forward
 
 

@@ -157,8 +157,6 @@ CONSTANTS = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of an operation."""
-
     name: str
     type: str
     """As torch writes it: `Tensor`, `int[2]`, `ScalarType?`."""
@@ -169,8 +167,6 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Arguments and results of an operation."""
-
     name: str
     arguments: tuple[Argument, ...]
     num_returns: int | None
@@ -236,7 +232,6 @@ def bind(schema: Schema, op: form.Op) -> list[tuple[Argument, form.Literal]] | s
 
 
 def misfit(schema: Schema, op: form.Op) -> str | None:
-    """The reason why an operation does not match its schema; None if it does."""
     bound = bind(schema, op)
     if isinstance(bound, str):
         return bound

@@ -58,8 +58,6 @@ SMALL_SHARE = 1 / 8
 
 
 class Rule(StrEnum):
-    """The rule that a program breaks."""
-
     OPERATION = "operation"
     """An operation is not in the closed table, or its arguments do not fit."""
     OUTPUT = "output"
@@ -83,8 +81,6 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A program that a policy refuses."""
-
     rule: Rule
     message: str
     """Names the node or storage, and its line: shown to the candidate's author."""

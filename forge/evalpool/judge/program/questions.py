@@ -115,7 +115,6 @@ class _Forms:
         self.forward = [(self._node(node, allocated), allocated) for node, allocated in pairs]
 
     def of_tensor(self, number: int) -> _Form:
-        """Form of a tensor."""
         allocated: list[int] = []
         return self._tensor(number, allocated), allocated
 
@@ -352,7 +351,6 @@ class _Shapes:
         self._answers = {repr(one.answer) for one in program.forward if isinstance(one, form.Value)}
 
     def of(self, node: form.Node) -> tuple[Any, ...]:
-        """The part of a node."""
         match node:
             case form.Launch():
                 return ("launch", self._kernels[node.kernel], node.line)

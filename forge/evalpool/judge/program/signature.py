@@ -36,22 +36,16 @@ _DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[(\d+(?:, ?\d+)*)\]>")
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A pointer to elements of a type."""
-
     element: str
 
 
 @dataclass(frozen=True, slots=True)
 class ByValue:
-    """A scalar of a type."""
-
     type: str
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A tensor descriptor with the shape of its blocks."""
-
     element: str
     block_shape: tuple[int, ...]
 

@@ -16,8 +16,6 @@ from forge.evalpool.judge.program import format as form
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A node and its place."""
-
     node: form.Node
     section: form.Section
     path: str
@@ -138,7 +136,6 @@ def op_bytes(program: form.Program, node: form.Op | form.Launch) -> int:
 
 
 def tensor_bytes(tensor: form.Tensor) -> int:
-    """Bytes of a tensor's elements."""
     return math.prod(tensor.shape) * form.ITEM_BYTES[tensor.dtype]
 
 

@@ -81,7 +81,6 @@ def shown(value: object) -> str:
 
 
 def flag(value: Any) -> bool:
-    """Reads a bool."""
     return expect(value, bool, "a bool")
 
 
@@ -567,7 +566,6 @@ def _check_index(index: int, things: Sequence[object], path: str, name: str) -> 
 
 
 def fail(path: str, message: str) -> NoReturn:
-    """Raises InvalidProgram with the path."""
     raise form.InvalidProgram(f"{path}: {message}")
 
 

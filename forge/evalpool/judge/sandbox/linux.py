@@ -52,7 +52,6 @@ class _CapHeader(ctypes.Structure):
 def mount(
     source: str | None, target: str, *, kind: str | None = None, flags: int = 0, data: str = ""
 ) -> None:
-    """mount(2)."""
     texts = [text and os.fsencode(text) for text in (source, target, kind, data)]
     result: int = _libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3] or b"")
     _check(result, f"mount {kind or source} on {target}")
@@ -64,12 +63,10 @@ def unmount(target: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
     _check(_libc.unshare(ctypes.c_int(flags)), f"unshare {flags:#x}")
 
 
 def setns(fd: int, *, kind: int) -> None:
-    """setns(2)."""
     _check(_libc.setns(fd, ctypes.c_int(kind)), f"setns {kind:#x}")
 
 
@@ -88,7 +85,6 @@ def prctl(option: int, argument: int = 0) -> None:
 
 
 def call(number: int, *arguments: Any, doing: str) -> int:
-    """syscall(2), by number."""
     words = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
     result: int = _libc.syscall(ctypes.c_long(number), *words)
     _check(result, doing)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One process."""
-
     pid: int
     parent: int
     group: int
@@ -26,7 +24,6 @@ def read_table() -> list[Row]:
 
 
 def has_ended(pid: int) -> bool:
-    """True if a process is a zombie, or gone."""
     fields = _stat(pid)
     return fields is None or fields[0] in (b"Z", b"X")
 

@@ -81,7 +81,6 @@ def check_sandbox(
 
 
 def read_mounts(pid: int) -> frozenset[str]:
-    """Mount points of a process as it sees them."""
     with open(f"/proc/{pid}/mountinfo") as file:
         return frozenset(line.split()[4] for line in file)
 

@@ -74,8 +74,6 @@ place there, whatever the kernel is specialised for."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    """One decision of a function."""
-
     operation: Operation
     operands: tuple[int, ...]
     """A condition, or the two values of which one wins."""
@@ -89,7 +87,6 @@ class Decision:
     """Arguments whose memory it depends on, as the bits of an integer; -1 for any."""
 
     def note(self, env: Sequence[Any], group: Group) -> None:
-        """Notes the sides that are taken."""
         seen = group.launch.seen
         known = seen.get(self, 0)
         if known != BOTH:
@@ -150,8 +147,6 @@ def open_sides(noted: Noted) -> list[list[Any]]:
 
 
 class Decisions:
-    """The decisions of one function."""
-
     def __init__(self, module: Module, function: Function) -> None:
         self._reading = reading_of(module, function.name)
         calls = (one for other in module.functions.values() for one in operations_of(other))
@@ -160,7 +155,6 @@ class Decisions:
         self._makers = {value: one for one in operations_of(function) for value in one.results}
 
     def of(self, operation: Operation, block: BasicBlock) -> list[Decision]:
-        """The decisions of an operation of a block."""
         name, operands, kinds = operation.name, operation.operands, operation.types.operands
         at = CONDITIONS.get(name, len(operands))
         pairs: list[tuple[int, ...]] = []

@@ -45,8 +45,6 @@ FUEL = 8_000_000
 
 
 class Order(StrEnum):
-    """Order in which a launch runs its instances."""
-
     NATURAL = "natural"
     REVERSED = "reversed"
     """A few at a time, from the last to the first; so are the lanes of a store."""
@@ -64,8 +62,6 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDescriptor:
-    """A descriptor argument."""
-
     base: Address
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -78,8 +74,6 @@ Argument: TypeAlias = Address | HostDescriptor | int | float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Bytes and suspicions of a launch."""
-
     num_bytes: int
     """Loaded and stored by all active lanes."""
     suspicions: tuple[Fault, ...]

@@ -140,7 +140,6 @@ class Parser:
         return bisect_left(self._ends, self.position) + 1
 
     def error(self, message: str) -> InvalidModule:
-        """An exception that names the current line."""
         return InvalidModule(f"line {self.line}: {message}")
 
     def skip(self) -> None:
@@ -152,7 +151,6 @@ class Parser:
             self.position = match.end()
 
     def skip_blanks(self) -> None:
-        """Moves over white space of the line."""
         if self.text[self.position : self.position + 1] not in " \t":
             return
         match = BLANKS.match(self.text, self.position)
@@ -165,7 +163,6 @@ class Parser:
         return self.text.startswith(token, self.position)
 
     def peek_in_line(self, token: str) -> bool:
-        """True if `token` comes next in this line."""
         self.skip_blanks()
         return self.text.startswith(token, self.position)
 
@@ -229,7 +226,6 @@ class Parser:
             raise self.error(f"nested deeper than {MAX_DEPTH}")
 
     def leave(self) -> None:
-        """Ends a level of nesting."""
         self.depth -= 1
 
     def type(self) -> tree.Type:
@@ -430,7 +426,6 @@ class Parser:
     # --- modules and functions
 
     def module(self) -> tree.Module:
-        """The whole text."""
         functions: dict[str, tree.Function] = {}
         self._skip_aliases()
         is_generic = self.accept('"builtin.module"')
@@ -828,7 +823,6 @@ class Parser:
         return names, values
 
     def _enter_region(self, draft: Draft, names: list[str], types: list[tree.Type]) -> None:
-        """Reads a region whose arguments have these names and types."""
         start = len(self.hidden)
         pairs = zip(names, types, strict=True)
         arguments = [self._define(name, [kind])[0] for name, kind in pairs]

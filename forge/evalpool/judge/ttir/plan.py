@@ -73,14 +73,11 @@ class BlockPlan:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Values that it hands on."""
         return () if self.terminator is None else self.terminator.operands
 
 
 @dataclass(slots=True)
 class FunctionPlan:
-    """A function, ready to run."""
-
     function: tree.Function
     template: Environment = field(default_factory=list[Any])
     """Environment with the constants."""
@@ -89,8 +86,6 @@ class FunctionPlan:
 
 @dataclass(slots=True)
 class ModulePlan:
-    """A module, ready to run."""
-
     module: tree.Module
     functions: dict[str, FunctionPlan] = field(default_factory=dict[str, FunctionPlan])
     max_elements: int = 1
@@ -135,8 +130,6 @@ def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
 
 
 class Planner:
-    """Plans one function."""
-
     def __init__(self, module: ModulePlan, plan: FunctionPlan) -> None:
         self.module = module
         self.plan = plan
@@ -278,7 +271,6 @@ def _waits(operation: tree.Operation) -> bool:
 
 
 def run_block(block: BlockPlan, env: Environment, group: Group) -> Run:
-    """Runs a block's steps, up to its terminator."""
     launch = group.launch
     launch.spend(len(block.steps) + 1)
     for step, is_control, dead in block.steps:
@@ -292,7 +284,6 @@ def run_block(block: BlockPlan, env: Environment, group: Group) -> Run:
 
 
 def assign(env: Environment, numbers: Sequence[int], values: Sequence[Any]) -> None:
-    """Gives values to SSA numbers."""
     for number, value in zip(numbers, values, strict=True):
         env[number] = value
 
@@ -398,7 +389,6 @@ def _merge(lanes: Sequence[Lanes], arrays: Sequence[Array], size: int) -> Array:
 def subset(
     env: Environment, values: Sequence[int], lanes: Lanes, group: Group
 ) -> tuple[Environment, Group]:
-    """An environment with the values of some instances, and their group."""
     inner = env.copy()
     for value in values:
         inner[value] = take_any(env[value], lanes)
@@ -409,7 +399,6 @@ def subset(
 
 
 def if_step(operation: tree.Operation, planner: Planner) -> ControlStep:
-    """The step of `scf.if`."""
     (condition,) = operation.operands
     branches = [planner.block(region.blocks[0]) for region in operation.regions]
     outside, results = planner.outside(operation), operation.results
@@ -438,7 +427,6 @@ MAX_CALLS = 64
 
 
 def call_step(operation: tree.Operation, planner: Planner) -> ControlStep:
-    """The step of `tt.call`."""
     target = planner.module.functions[operation.attributes["callee"]]
 
     def run(env: Environment, group: Group) -> Run:
@@ -486,12 +474,10 @@ class _Remaining:
         return [take_any(value, staying) for value in values]
 
     def results(self) -> list[Any]:
-        """The values of all instances."""
         return merged(self._pieces, self._size)
 
 
 def for_step(operation: tree.Operation, planner: Planner) -> ControlStep:
-    """The step of `scf.for`."""
     body, outside = planner.block(operation.regions[0].blocks[0]), planner.outside(operation)
     dtype = dtype_of(scalar_of(operation.types.operands[0]))
     is_unsigned = bool(operation.attributes.get("unsigned"))
@@ -523,7 +509,6 @@ def for_step(operation: tree.Operation, planner: Planner) -> ControlStep:
 
 
 def while_step(operation: tree.Operation, planner: Planner) -> ControlStep:
-    """The step of `scf.while`."""
     before, after = (planner.block(region.blocks[0]) for region in operation.regions)
     outside = planner.outside(operation)
     condition, *forwarded = before.ends
@@ -550,7 +535,6 @@ def while_step(operation: tree.Operation, planner: Planner) -> ControlStep:
 
 
 def region_step(operation: tree.Operation, planner: Planner) -> Step:
-    """The step of tt.reduce, tt.scan or tt.map_elementwise."""
     evaluate = _elementwise(operation, planner)
     attributes = operation.attributes
     is_map = operation.name == "tt.map_elementwise"

@@ -98,7 +98,6 @@ def _poison(operation: tree.Operation) -> Compute:
 
 
 def constant_of(operation: tree.Operation) -> Any:
-    """The compact array of `arith.constant`."""
     kind, value = operation.types.results[0], operation.attributes["value"]
     element, shape = tree.element_of(kind), tree.shape_of(kind)
     if not isinstance(element, tree.Scalar):
@@ -281,8 +280,6 @@ UNALIGNED_WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDescriptor:
-    """The value of a descriptor."""
-
     base: Array
     """Address, `[n or 1]`."""
     shape: tuple[Array, ...]

@@ -31,12 +31,10 @@ class Scalar:
 
     @property
     def bits(self) -> int:
-        """Width in bits."""
         return BITS[self.name]
 
     @property
     def num_bytes(self) -> int:
-        """Size of one element in memory."""
         return max(self.bits // 8, 1)
 
     @property
@@ -109,8 +107,6 @@ without a name have these: `predicate` (`slt`, `oeq`) of cmpi and cmpf, `axis`, 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Types of an operation's operands and results."""
-
     operands: tuple[Type, ...]
     results: tuple[Type, ...]
 
@@ -126,8 +122,6 @@ class Jump:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One operation."""
-
     name: str
     operands: tuple[int, ...]
     results: tuple[int, ...]
@@ -170,8 +164,6 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
-    """A parsed module."""
-
     functions: Mapping[str, Function]
     readings: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
     """Readings of its functions so far (`verify`)."""

@@ -189,7 +189,6 @@ class Format:
 
     @property
     def max(self) -> float:
-        """Largest finite value."""
         exponent = (1 << (self.exponent_bits - 1)) - self.has_infinity
         steps = (2 << self.mantissa_bits) - 1 - (not self.has_infinity)
         return steps * 2.0 ** (exponent - self.mantissa_bits)

@@ -43,11 +43,9 @@ class Use:
 
     @property
     def is_written(self) -> bool:
-        """True if any operation writes."""
         return bool(self.writers)
 
     def add(self, other: Use) -> None:
-        """Adds the accesses of another use to this one."""
         self.is_read |= other.is_read
         self.writers |= other.writers
 
@@ -411,7 +409,6 @@ class Reading:
                 self.has_changed = True
 
     def held(self, values: Sequence[int]) -> Held:
-        """Dependences of several values together."""
         address = data = deciding = 0
         for value in values:
             one = self._held.get(value, NOTHING)

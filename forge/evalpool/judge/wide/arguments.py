@@ -60,8 +60,6 @@ class _Slot:
 
 
 class Arguments:
-    """The slots of one reference."""
-
     def __init__(self, model: Any, given: list[Any], looks: Looks) -> None:
         self._looks, self._num_given = looks, len(given)
         names, self._defaults = _defaults(model, len(given), looks)
@@ -82,7 +80,6 @@ class Arguments:
 
     @property
     def are_left(self) -> bool:
-        """True if there are values that no set has yet."""
         return any(one.usual or one.special for one in self._slots.values())
 
     def take(
@@ -230,7 +227,6 @@ def _parts(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _with(value: Any, path: Path, new: Any) -> Any:
-    """The same with another part."""
     if not path:
         return new
     if isinstance(value, dict):

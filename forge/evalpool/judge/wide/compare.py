@@ -123,8 +123,6 @@ def real_question(dtype: str, precision: str) -> Question:
 
 
 class Bytes:
-    """A tensor in the host's memory."""
-
     xp: Any = np
 
     def __init__(self, spec: TensorSpec, data: Data) -> None:
@@ -169,15 +167,12 @@ class Bytes:
 
 
 class OnCard:
-    """A tensor on a card."""
-
     xp: Any = torch
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape, self.dtype, self._tensor = tuple(tensor.shape), dtype_name(tensor), tensor
 
     def parts(self) -> Iterator[tuple[Block, torch.Tensor]]:
-        """Blocks of [rows along the last axis, columns] in order, in float64."""
         if self._tensor.numel():
             found, shape = self.whole(), matrix_of(self.shape)
             for block in blocks(shape, limit_on(found.device)):
@@ -189,11 +184,9 @@ class OnCard:
         return found.view(torch.uint8) if found.dtype is torch.bool else found
 
     def numbers(self) -> torch.Tensor:
-        """[shape] in float64."""
         return self._tensor.double()
 
     def zeros(self, shape: tuple[int, ...], *, is_mask: bool = False) -> torch.Tensor:
-        """Zeros there."""
         kind = torch.bool if is_mask else torch.float64
         return torch.zeros(shape, dtype=kind, device=self._tensor.device)
 
@@ -202,12 +195,10 @@ class OnCard:
         return flags.numel() >= LOOKED_AT and bool(flags.all())
 
     def take(self, places: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Elements that are fetched."""
         index = torch.as_tensor(places.reshape(-1), device=self._tensor.device)
         return self._tensor.reshape(-1)[index].double().cpu().numpy().reshape(places.shape)
 
     def number(self, place: int) -> float:
-        """One element."""
         return self.whole().reshape(-1)[place].item()
 
 
@@ -215,7 +206,6 @@ Elements: TypeAlias = Bytes | OnCard
 
 
 def matrix_of(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows along the last axis, and columns."""
     last, size = (shape[-1] if shape else 1), math.prod(shape)
     return (size // last if last else 0, last)
 
@@ -335,7 +325,6 @@ def _is_all_nan(one: Elements) -> bool:
 
 
 def _scales(values: Elements, question: Question) -> tuple[Array, Array]:
-    """The scale of each row and of each column, still on the card."""
     xp, shape = values.xp, matrix_of(values.shape)
     largest = _largest(values, math.inf)
     below = _largest(values, largest / 2)

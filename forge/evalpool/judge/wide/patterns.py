@@ -64,8 +64,6 @@ def is_near(found: Part, wanted: Part, allowed: Part, *, share: float = SHARE) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """A tensor whose elements are read where they are needed."""
-
     shape: tuple[int, ...]
     take: Callable[[Indices], Part]
     """Elements by their number in memory's order."""
@@ -74,7 +72,6 @@ class Values:
 
     @classmethod
     def of_bytes(cls, spec: TensorSpec, data: Data, *, name: str = "output") -> Values:
-        """The elements of a tensor's bytes."""
         if ITEM_BYTES[spec.dtype] not in RAW:
             return cls(shape=spec.shape, take=lambda found: np.full(found.shape, np.nan))
         raw: NDArray[Any] = np.frombuffer(data, RAW[ITEM_BYTES[spec.dtype]])
@@ -90,7 +87,6 @@ class Values:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     def lines(self, axis: int, numbers: Indices) -> Indices:
@@ -144,7 +140,6 @@ class Look:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The output's."""
         return self.expected.shape
 
     @property
@@ -170,7 +165,6 @@ class Look:
         return most + np.minimum(self.noise_of(e), self.noise_of(g))
 
     def alike(self) -> Iterator[Values]:
-        """Inputs of the output's shape."""
         return (one for one in self.operands if one.shape == self.shape)
 
     def is_where(self) -> str:
@@ -294,7 +288,6 @@ def _not_finite(one: Look) -> str:
 
 
 def _constant(one: Look) -> str:
-    """One value where it differs: stored, or a bound that nothing passes."""
     if 0 < rms_of(one.g) < 1e-6 * rms_of(one.e):
         return "every element that differs is nearly 0"
     value = float(np.median(one.g))
@@ -654,7 +647,6 @@ def _function(one: Look) -> str:
 
 
 def _imprecise(one: Look) -> str:
-    """Small errors everywhere, as of half precision."""
     errors = np.abs(one.g - one.e) / (rms_of(one.e) or 1.0)
     error = float(np.median(errors))
     is_small = 2.0**-15 < error < 2.0**-7 and errors.max() < 2.0**-4

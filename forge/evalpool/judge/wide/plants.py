@@ -104,12 +104,10 @@ class Ground:
 
     @property
     def flat(self) -> torch.Tensor:
-        """[elements]"""
         return self.value.view(-1)
 
     @property
     def is_float(self) -> bool:
-        """True for floats."""
         return self.value.is_floating_point()
 
     @property
@@ -261,7 +259,6 @@ def _beyond(ground: Ground, old: Values) -> Values:
 
 
 def _edge(ground: Ground, old: Values) -> Values:
-    """The ends of the range."""
     low, high = ground.domain.low, ground.domain.high
     if ground.domain.form == "two":  # the other one
         low, high = (0.0, high or 1.0) if low == high else (low, high)
@@ -517,8 +514,6 @@ MIN_SIZE = 1e-12
 
 
 class _Row(NamedTuple):
-    """One row that is to be planted."""
-
     kind: str
     line: Places
     part: Places
@@ -548,7 +543,6 @@ def _scaled(ground: Ground, old: Values) -> Values:
 
 
 def _grown(ground: Ground, old: Values) -> Values:
-    """A whole row of another size."""
     most = 4.0 if ground.value.itemsize < 4 else LARGE[ground.size][1]
     return old * 2.0 ** random.uniform(1, most)
 
@@ -642,13 +636,11 @@ def _progression(ground: Ground, old: Values) -> Values:
 
 
 def _balanced(ground: Ground, old: Values) -> Values:
-    """A row whose sum is 0."""
     half = _even(ground, old)[: len(old) // 2]
     return torch.cat([half, -half, half.new_zeros(len(old) % 2)])[torch.randperm(len(old))]
 
 
 def _peaked(ground: Ground, old: Values) -> Values:
-    """A row that rises up to any place and falls from there."""
     values = old.sort().values
     is_left = torch.rand(old.shape) < random.random()
     return torch.cat([values[is_left], values[~is_left].flip(0)])
@@ -817,7 +809,6 @@ BY_ROW = ("norms", "sums", "ordered")
 
 
 def rows_for(ground: Ground) -> list[str]:
-    """Kinds of rows that can be planted."""
     looks, form, value = ground.looks, ground.domain.form, ground.value
     if form in ("none", "single") or value.numel() < 2 or is_strict(ground):
         return []

@@ -437,7 +437,6 @@ ALIASES = {
 
 
 def _wide_names(symbol: str) -> Iterator[str]:
-    """Names that the function may have for float64."""
     if symbol.startswith("__"):  # AMD
         base = symbol.removeprefix("__triton_hip_fast_").removesuffix("f")
         yield symbol
@@ -504,6 +503,5 @@ def _of_bits(text: str, kind: str) -> float:
 
 
 def _rounded(value: float, kind: str) -> float:
-    """A number in a float type."""
     with np.errstate(over="ignore"):
         return float(np.float32(value) if kind == "f32" else round_to(np.array([value]), kind)[0])

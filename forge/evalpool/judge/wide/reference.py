@@ -110,8 +110,6 @@ def kinds_of(
 
 
 class WideReference:
-    """A model in float64."""
-
     def __init__(
         self,
         model: Any,

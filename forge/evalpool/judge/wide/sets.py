@@ -157,7 +157,6 @@ class InputSet:
         return list(zip(self.changed, self.outputs[self.num_returned :], strict=True))
 
     def num_bytes(self) -> int:
-        """Bytes of its inputs and results."""
         tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
         return sum(one.nbytes for one in [*tensors, *self.outputs, *(self.wide or ())])
 
@@ -189,8 +188,6 @@ class _Tried:
 
 @dataclass(slots=True, kw_only=True)
 class _Plan:
-    """Plan of one set."""
-
     turn: int = 0
     """Number of the set among quiet or loud ones."""
     kinds: Collection[str] = ()
@@ -210,15 +207,12 @@ class _Plan:
     """True if others of its shape are of that kind, too: a sum of zeros may be 0."""
 
     def allows(self, tensor: int, kind: str) -> bool:
-        """True if a tensor may have such plants."""
         is_alone = kind in plants.ALONE and tensor != self.chosen
         return (kind in plants.LOUD) is self.is_loud and not (self.is_loud and is_alone)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Work:
-    """A set at work."""
-
     plan: _Plan
     start: _Tried
     now: _Tried
@@ -296,7 +290,6 @@ class Draws:
 
     @property
     def _known(self) -> _Tried:
-        """The given set."""
         assert self._given is not None
         return self._given
 
@@ -570,7 +563,6 @@ class Draws:
         ]
 
     def _grounds(self) -> list[Ground]:
-        """The tensors of the given set."""
         work = _Work(plan=_Plan(), start=self._known, now=self._known)
         return [self._ground(work, n) for n in range(len(self._domains))]
 
@@ -1017,7 +1009,6 @@ class Draws:
         return None
 
     def is_constant(self) -> bool:
-        """True if no input matters."""
         return bool(self._borne) and not self._mattering and not self._varies
 
 

@@ -45,8 +45,6 @@ PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """The values that a reference looks for in its inputs."""
-
     constants: tuple[float, ...] = ()
     """Numbers that its operations or its Python code compare with, or jump at."""
     integers: tuple[int, ...] = ()

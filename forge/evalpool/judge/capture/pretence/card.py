@@ -53,7 +53,6 @@ class Card:
         return divmod(self.arch, 10) if isinstance(self.arch, int) else (9, 0)
 
     def triton_target(self) -> GPUTarget:
-        """The target as Triton's compiler takes it."""
         return GPUTarget(self.backend, self.arch, self.warp_size)
 
     def triton_properties(self) -> dict[str, int]:
@@ -122,7 +121,6 @@ class Pretence:
             setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Restores every attribute."""
         while self._before:
             owner, name, value = self._before.pop()
             if isinstance(owner, dict):

@@ -182,7 +182,6 @@ def may_synchronise(operation: Operation) -> bool:
 
 
 def pass_barrier(_env: object, group: Group) -> None:
-    """The step of a barrier."""
     group.launch.num_barriers += 1
 
 

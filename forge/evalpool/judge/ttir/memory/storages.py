@@ -42,8 +42,6 @@ NOBODY, MANY = -1, -2
 
 
 class FaultKind(StrEnum):
-    """Kind of a memory error."""
-
     OUT_OF_BOUNDS = "out_of_bounds"
     MISALIGNED = "misaligned"
     UNINITIALISED = "uninitialised"
@@ -62,8 +60,6 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A memory error of a launch."""
-
     kind: FaultKind
     operation: str
     """Name of the operation, such as `tt.load`."""
@@ -95,8 +91,6 @@ class Faulted(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Storage:
-    """A storage's bytes and their history."""
-
     data: NDArray[np.uint8]
     """Contiguous; views of it are what kernels read and write."""
     granule: int = 1
@@ -210,7 +204,6 @@ class Windows:
 
     @property
     def rank(self) -> int:
-        """Number of axes of a block."""
         return len(self.shape)
 
     def _axes(self) -> list[tuple[int, int]]:
@@ -308,11 +301,9 @@ class Scattered:
 
     @property
     def rank(self) -> int:
-        """Number of axes of a block."""
         return self.offsets.ndim - 1
 
     def scattered(self) -> Scattered:
-        """The places themselves."""
         return self
 
     def read(self, flat: Array, unit: int) -> Array:
@@ -345,8 +336,6 @@ Places = Windows | Scattered
 
 
 class Part(NamedTuple):
-    """Lanes of an access that lie in one storage."""
-
     instances: NDArray[np.intp] | None
     """Positions in the group; None for all of it."""
     number: int
@@ -434,7 +423,6 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Number of instances."""
         return len(self.ids)
 
     def program_ids(self, axis: int) -> NDArray[np.int32]:
@@ -448,7 +436,6 @@ class Group:
         return found % np.int32(y) if axis == 1 else found // np.int32(y)
 
     def subset(self, lanes: Lanes) -> Group:
-        """The group of some of the instances."""
         return Group(launch=self.launch, ids=self.ids[lanes])
 
     def elements(self, count: int) -> Group:
@@ -479,7 +466,6 @@ class Access:
 
     @property
     def launch(self) -> Launch:
-        """The launch that the group belongs to."""
         return self.group.launch
 
     def ids(self, part: Part) -> NDArray[np.int32]:
@@ -514,5 +500,4 @@ class Access:
 
 
 def first_lane(found: Array) -> Lane:
-    """Indices of the first True."""
     return np.unravel_index(int(np.argmax(found)), found.shape)

@@ -350,7 +350,6 @@ def sign_extend(array: Array, kind: Scalar) -> Array:
 
 
 def truncate(array: Array, kind: Scalar) -> Array:
-    """The low bits of an integer."""
     if kind.name == "i1":
         return (array & 1).astype(np.bool_)
     return array.astype(dtype_of(kind), copy=False)
