@@ -151,7 +151,9 @@ def _noted_floats() -> Generator[dict[float, None]]:
     make: Any = TritonSemantic.scalar_constant
 
     def noting(self: Any, value: Any, dtype: Any) -> Any:
-        if isinstance(value, float) and math.isfinite(value) and _needs_bits(value):
+        # Every type has 8 bits of mantissa.
+        is_float = isinstance(value, float) and math.isfinite(value)
+        if is_float and not (math.frexp(value)[0] * 256).is_integer():
             found[abs(value)] = None
         return make(self, value, dtype)
 
@@ -160,11 +162,6 @@ def _noted_floats() -> Generator[dict[float, None]]:
         yield found
     finally:
         TritonSemantic.scalar_constant = make
-
-
-def _needs_bits(value: float) -> bool:
-    """True for a number that has no place in 8 bits of mantissa, as many as every type has."""
-    return not (math.frexp(value)[0] * 256).is_integer()
 
 
 def _require_size(module: Any, name: str, most: int, when: str = "") -> None:

@@ -234,7 +234,7 @@ class Stage:
         cards.ensure_device_guard()
         self._pretence.begin(card)
         self._pretence.set(FakeTensor, "data_ptr", lambda tensor: recorder.address(tensor))
-        self._pretence.set(FakeTensor, "__copy__", cards.shallow_copy)
+        self._pretence.set(FakeTensor, "__copy__", FakeTensor.detach)
         self._pretence.set(FakeTensor, "__deepcopy__", cards.deep_copy)
         self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.fetch(tensor).tolist())
 

@@ -50,8 +50,10 @@ def contains(program: form.Program, prefix: form.Program, answers: Sequence[form
         )
     ]
     # A program begins with the choices that its first call alone made.
-    heads = [itertools.takewhile(_is_choice, one.forward) for one in (program, prefix)]
-    leading, asked = (sum(1 for _ in head) for head in heads)
+    leading, asked = (
+        sum(1 for _ in itertools.takewhile(lambda node: isinstance(node, form.Choice), nodes))
+        for nodes in (program.forward, prefix.forward)
+    )
     start = max(0, leading - asked)
     needed = [part.forward[at] for at in _needed(prefix)]
     return (
@@ -59,10 +61,6 @@ def contains(program: form.Program, prefix: form.Program, answers: Sequence[form
         or (start > 0 and _stands_at(0, whole.forward, part.forward, owed))
         or _Correspondence().stand_in_order(whole.forward, [*needed, *owed])
     )
-
-
-def _is_choice(node: form.Node) -> bool:
-    return isinstance(node, form.Choice)
 
 
 def _stands_at(start: int, whole: list[_Form], part: list[_Form], owed: list[_Form]) -> bool:

@@ -140,35 +140,21 @@ def encode(values: Array, kind: Scalar) -> Array:
 @cache
 def float8_values(name: str) -> NDArray[np.float32]:
     """The 256 values of an 8-bit float, by their bits."""
-    form = FORMATS[name]
-    codes = np.arange(256)
-    sign = np.where(codes & 0x80, -1.0, 1.0)
-    exponent = (codes & 0x7F) >> form.mantissa_bits
-    fraction = (codes & ((1 << form.mantissa_bits) - 1)) / (1 << form.mantissa_bits)
-    normal = np.ldexp(1 + fraction, exponent + form.min_exponent - 1)
-    values = sign * np.where(exponent == 0, np.ldexp(fraction, form.min_exponent), normal)
-    if not form.has_infinity:
-        values[(codes & 0x7F) == 0x7F] = np.nan
-    else:
-        top = exponent == (1 << form.exponent_bits) - 1
-        values[top] = np.where(fraction[top] == 0, sign[top] * np.inf, np.nan)
-    return fixed(values.astype(np.float32))
-
-
-@cache
-def _sorted_codes(name: str) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    values = float8_values(name)
-    codes = np.flatnonzero(~np.isnan(values) & (np.arange(256) != 0x80))
-    order = codes[np.argsort(values[codes], kind="stable")]
-    return fixed(values[order]), fixed(order.astype(np.uint8))
+    codes = np.arange(256, dtype=np.uint16)
+    if name == "f8E5M2":  # the upper byte of a float16
+        return fixed((codes << 8).view(np.float16).astype(np.float32))
+    found = ((codes & 0x7F) << 7).view(np.float16).astype(np.float32) * 256  # its bias is 8 less
+    found[codes & 0x7F == 0x7F] = np.nan
+    return fixed(np.where(codes & 0x80, -found, found))
 
 
 def _encode_float8(values: Array, name: str) -> Array:
-    known, codes = _sorted_codes(name)
-    places = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    raw = codes[places]
+    if name == "f8E5M2":
+        raw = (values.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8)
+    else:
+        half = (np.abs(values) / 256).astype(np.float16).view(np.uint16) >> 7
+        raw = (half | np.signbit(values) * 0x80).astype(np.uint8)
     raw[np.isnan(values)] = 0x7F
-    raw[(values == 0) & np.signbit(values)] = 0x80
     return raw
 
 

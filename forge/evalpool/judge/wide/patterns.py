@@ -405,7 +405,11 @@ def _lines(one: Look) -> str:
             continue
         places, e, g = places[chosen], e[chosen], g[chosen]
         name = ("column", "row")[axis] if len(one.shape) == 2 else f"line along dimension {axis}"
-        for base in (np.zeros(length), *_vectors(one, axis, length)):
+        # Inputs and parameters of one axis may be added at the end of each line.
+        is_last = axis == len(one.shape) - 1
+        vectors = [values for values in one.operands if is_last and values.shape == (length,)]
+        bases = [values.take(np.arange(length, dtype=np.int64)) for values in vectors]
+        for base in (np.zeros(length), *bases):
             base = base[: e.shape[1]]
             ratio = (g - base) / (e - base)
             factor = np.median(np.where(np.isfinite(ratio), ratio, 1.0), axis=1)
@@ -419,13 +423,6 @@ def _lines(one: Look) -> str:
             words = f"each {name} is off by an offset of its own"
             return f"{words}, {offset.min():.4g} to {offset.max():.4g}: its mean, sum or maximum?"
     return ""
-
-
-def _vectors(one: Look, axis: int, length: int) -> Iterator[Part]:
-    """Inputs and parameters of one axis, which may be added at the end of each line."""
-    for values in one.operands:
-        if values.shape == (length,) and axis == len(one.shape) - 1:
-            yield values.take(np.arange(length, dtype=np.int64))
 
 
 def _statistic(one: Look, places: Indices, factor: Part) -> str:
@@ -591,13 +588,9 @@ def _sigmoid(x: Part) -> Part:
     return 1 / (1 + np.exp(-x))
 
 
-def _erf(x: Part) -> Part:
-    return np.array([math.erf(one) for one in x])
-
-
 FUNCTIONS: dict[str, Callable[[Part], Part]] = {
     "relu": lambda x: np.maximum(x, 0),
-    "gelu (erf)": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
+    "gelu (erf)": lambda x: x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2,
     "gelu (tanh)": lambda x: x * _sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
     "gelu (x · sigmoid(1.702 x))": lambda x: x * _sigmoid(1.702 * x),
     "silu": lambda x: x * _sigmoid(x),

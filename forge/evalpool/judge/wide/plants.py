@@ -967,10 +967,6 @@ def _scored(ground: Ground) -> list[torch.Tensor]:
     ]
 
 
-def _places_of_largest(ground: Ground) -> Values:
-    return random.choice(_scored(ground)).argmax(-1).double()
-
-
 WHOLE: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "symmetric input": ("square", lambda _, old: old.tril() + old.tril(-1).mT),
     "odd input": ("square", lambda _, old: old.tril(-1) - old.tril(-1).mT),
@@ -987,7 +983,9 @@ WHOLE: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "multiple input": (
         "other", lambda ground, old: random.choice((2.0, -1.0)) * _other_input(ground, old)
     ),
-    "input of places": ("places", lambda ground, _: _places_of_largest(ground)),
+    "input of places": (
+        "places", lambda ground, _: random.choice(_scored(ground)).argmax(-1).double()
+    ),
     "input of ones": ("float", lambda _, old: torch.ones_like(old)),
     "raised input": ("float", lambda ground, old: old.abs() + 3 * max(1.0, ground.rms)),
 }  # fmt: skip

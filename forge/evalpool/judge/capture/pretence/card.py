@@ -229,8 +229,3 @@ def deep_copy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = made
     return memo[id(tensor)]
-
-
-def shallow_copy(tensor: FakeTensor) -> torch.Tensor:
-    """A tensor over the same memory."""
-    return tensor.detach()

@@ -6,11 +6,11 @@ types of what is exported here. Sums, products and functions are rounded once, a
 
 from collections.abc import Mapping
 
-from forge.evalpool.judge.ttir.semantics.blocks import DOTS, SHAPES, reduce, reshaped, scan
+from forge.evalpool.judge.ttir.semantics.blocks import BLOCKS, reduce, reshaped, scan
 from forge.evalpool.judge.ttir.semantics.elementwise import CASTS, EXTERNS, FLOATS, INTEGERS
 from forge.evalpool.judge.ttir.values import Operation
 
 __all__ = ["OPERATIONS", "reduce", "reshaped", "scan"]
 
-OPERATIONS: Mapping[str, Operation] = {**INTEGERS, **FLOATS, **CASTS, **SHAPES, **DOTS, **EXTERNS}
+OPERATIONS: Mapping[str, Operation] = {**INTEGERS, **FLOATS, **CASTS, **BLOCKS, **EXTERNS}
 """Semantics of every operation without memory, pointers, control flow, regions or calls."""

@@ -119,15 +119,6 @@ def histogram(operands: Operands, kinds: Signature, attributes: Attributes) -> l
     return [counts.astype(dtype_of(scalar_of(kind)))]
 
 
-SHAPES: Mapping[str, Operation] = {
-    "tt.join": join,
-    "tt.split": split,
-    "tt.cat": cat,
-    "tt.gather": gather,
-    "tt.histogram": histogram,
-}
-
-
 # --- reductions
 
 
@@ -256,4 +247,11 @@ def dot(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Ar
     return [to_float(left @ right + accumulator.astype(np.float32, copy=False), result)]
 
 
-DOTS: Mapping[str, Operation] = {"tt.dot": dot}
+BLOCKS: Mapping[str, Operation] = {
+    "tt.join": join,
+    "tt.split": split,
+    "tt.cat": cat,
+    "tt.gather": gather,
+    "tt.histogram": histogram,
+    "tt.dot": dot,
+}

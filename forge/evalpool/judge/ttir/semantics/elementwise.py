@@ -178,11 +178,8 @@ def _of_torch(name: str) -> Callable[[Array], Array]:
     return call
 
 
-erf = _of_torch("erf")
-erfc = _of_torch("erfc")
-erfinv = _of_torch("erfinv")
-normcdf = _of_torch("ndtr")
-normcdfinv = _of_torch("ndtri")
+TORCH = {"erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "normcdf": "ndtr", "normcdfinv": "ndtri"}
+ERRORS = {name: _of_torch(own) for name, own in TORCH.items()}
 
 
 # --- floats
@@ -254,7 +251,7 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "tt.precise_sqrt": np.sqrt,
     **{f"math.{name}": getattr(np, name) for name in MATHS},
     "math.rsqrt": rsqrt,
-    "math.erf": erf,
+    "math.erf": ERRORS["erf"],
     "math.fma": fma,
 }
 """Functions whose result is rounded."""
@@ -467,7 +464,7 @@ LIBRARY: Mapping[str, Function] = {
     **{name: getattr(np, name) for name in NUMPY.split()},
     **{name: getattr(np, f"arc{name[1:]}") for name in INVERSE.split()},
     **{f"{kind}{name}_rn": one for name, one in _NEAREST.items() for kind in "fd"},
-    **{"erf": erf, "erfc": erfc, "erfinv": erfinv, "normcdf": normcdf, "normcdfinv": normcdfinv},
+    **ERRORS,
     **dict.fromkeys(("fma", "fma_rn", "fmaf_rn"), fma),
     "rsqrt": rsqrt,
     "fabs": np.abs,
