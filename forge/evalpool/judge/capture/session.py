@@ -18,17 +18,7 @@ import torch
 import triton
 from triton.compiler.errors import CompilationError
 
-from forge.evalpool.judge.capture import weights
-from forge.evalpool.judge.capture.building import (
-    Parts,
-    build,
-    flat,
-    forgotten,
-    hoisted,
-    is_same_call,
-    storages_of,
-    with_one_input_each,
-)
+from forge.evalpool.judge.capture import building, weights
 from forge.evalpool.judge.capture.exchange import Ask, Asking
 from forge.evalpool.judge.capture.failures import BoundExceeded, CaptureFailed, Unsupported, line_of
 from forge.evalpool.judge.capture.lowering import compile_line, compile_words
@@ -144,13 +134,13 @@ class Session:
         self._require_unshared(forward, [*first_outputs, *outputs], before=own)
         used = self._used(forward, outputs)
         if used & self._old:
-            parts = forgotten(recorder.parts, self._old)
+            parts = building.forgotten(recorder.parts, self._old)
             words = "forward uses a tensor that an earlier call was given"
         else:
-            parts = with_one_input_each(recorder.parts)
-            calls = (flat(first), first_outputs), (flat(forward), outputs)
-            words = "" if is_same_call(parts, *calls, since=since) else CHANGES_WORDS
-        self.init += hoisted(recorder.parts, first=earlier, needed=used & set(made))
+            parts = building.with_one_input_each(recorder.parts)
+            calls = (building.flat(first), first_outputs), (building.flat(forward), outputs)
+            words = "" if building.is_same_call(parts, *calls, since=since) else CHANGES_WORDS
+        self.init += building.hoisted(recorder.parts, first=earlier, needed=used & set(made))
         # Choices that only an earlier call made, since the candidate remembers the winner: the
         # judge times them before the rest.
         chosen = {one.key: one for one in earlier if isinstance(one, Choice)}
@@ -239,8 +229,8 @@ class Session:
         finally:
             found, self.asking.negated = (self.returned, self.nesting), -1
             self.returned, self.nesting = form
-        return found == form and is_same_call(
-            with_one_input_each(self.recorder.parts), call, other, since=since
+        return found == form and building.is_same_call(
+            building.with_one_input_each(self.recorder.parts), call, other, since=since
         )
 
     def _follows(self, forward: list[Node], outputs: list[int], *, since: int) -> bool:
@@ -271,7 +261,7 @@ class Session:
     def _used(self, nodes: list[Node], outputs: list[int]) -> set[int]:
         parts = self.recorder.parts
         found = {parts.tensors[number].storage for number in outputs}
-        return found.union(*(storages_of(node, parts) for node in nodes))
+        return found.union(*(building.storages_of(node, parts) for node in nodes))
 
     def _other_inputs(self) -> Any:
         """The inputs again, in memory of their own."""
@@ -281,17 +271,19 @@ class Session:
         return self._decode(self.request["inputs"], self._input)
 
     def _build(
-        self, forward: list[Node], outputs: list[int], *, parts: Parts, **facts: Any
+        self, forward: list[Node], outputs: list[int], *, parts: building.Parts, **facts: Any
     ) -> Program:
         made: Any = {"init": self.init, "forward": forward, "outputs": outputs}
         facts = {"returned": self.returned, "nesting": self.nesting, **facts}
-        return build(parts, **made, **facts, target=self.card.target, triton=triton.__version__)
+        return building.build(
+            parts, **made, **facts, target=self.card.target, triton=triton.__version__
+        )
 
     def _prefix(self, *, outputs: list[int]) -> Program:
         """The program until now, for a question to the judge."""
         is_forward = self.recorder.section is Section.FORWARD
         forward = self.recorder.nodes if is_forward else []
-        parts = forgotten(self.recorder.parts, self._old)
+        parts = building.forgotten(self.recorder.parts, self._old)
         return self._build(forward, outputs, parts=parts, returned="tuple", nesting="")
 
     def _import(self, code: str) -> types.ModuleType:

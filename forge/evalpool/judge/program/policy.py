@@ -26,21 +26,10 @@ from enum import StrEnum
 from typing import Literal
 
 from forge.evalpool.judge.program import format as form
+from forge.evalpool.judge.program import walk
 from forge.evalpool.judge.program.dataflow import Accesses, Content, Flow, Lookups, effects, trace
 from forge.evalpool.judge.program.explain import node_names, storage_name
 from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
-from forge.evalpool.judge.program.walk import (
-    Placed,
-    is_as_it_lies,
-    is_permuted,
-    is_repeating,
-    op_bytes,
-    places,
-    returned_inputs,
-    tensor_bytes,
-    tensors_of,
-    variants,
-)
 
 Policy = Literal["own", "hybrid"]
 
@@ -120,7 +109,7 @@ def kinds_of(program: form.Program) -> frozenset[Kind]:
     """Kinds of the operations of `forward`, for the facts of a reference."""
     return frozenset(
         kind_of(program, placed.node)
-        for placed in places(program)
+        for placed in walk.places(program)
         if placed.section == form.Section.FORWARD and isinstance(placed.node, form.Op)
     )
 
@@ -156,7 +145,7 @@ def judge_policy(
     seen = dict[
         tuple[int, ...], int
     ]()  # what a variant without a refusal has is none in another one
-    for nodes in variants(program):
+    for nodes in walk.variants(program):
         judged = _Variant(program, facts, nodes, trace(program, nodes, accesses, lookups, seen))
         if refusal := next(judged.refusals(policy, counts_checks=counts_checks), None):
             return refusal
@@ -168,7 +157,7 @@ def judge_work(prefix: form.Program, facts: ProblemFacts, policy: Policy) -> Ref
     to answer a question. Its outputs and inputs are judged in the whole program."""
     if refusal := _misused(prefix):
         return refusal
-    for nodes in variants(prefix):
+    for nodes in walk.variants(prefix):
         judged = _Variant(prefix, facts, nodes, trace(prefix, nodes, is_question=True))
         if policy == "own" and (refusal := next(judged.own_work(), None)):
             return refusal
@@ -176,13 +165,13 @@ def judge_work(prefix: form.Program, facts: ProblemFacts, policy: Policy) -> Ref
 
 
 def _misused(program: form.Program) -> Refusal | None:
-    for placed in places(program):
+    for placed in walk.places(program):
         if isinstance(placed.node, form.Op) and (wrong := misuse(placed.node)):
             return _refuse(program, placed, Rule.OPERATION, wrong)
     return None
 
 
-def _refuse(program: form.Program, placed: Placed, rule: Rule, reason: str) -> Refusal:
+def _refuse(program: form.Program, placed: walk.Placed, rule: Rule, reason: str) -> Refusal:
     name = node_names(program)[placed.path]
     return Refusal(rule=rule, message=f"{name}: {reason}", path=placed.path, line=placed.node.line)
 
@@ -193,7 +182,7 @@ class _Variant:
 
     program: form.Program
     facts: ProblemFacts
-    nodes: Sequence[Placed]
+    nodes: Sequence[walk.Placed]
     flow: Flow
 
     def refusals(self, policy: Policy, *, counts_checks: bool) -> Iterator[Refusal]:
@@ -223,7 +212,7 @@ class _Variant:
             launches = (
                 placed.node for placed in self.nodes if isinstance(placed.node, form.Launch)
             )
-            given = {tensors[one].storage for node in launches for one in tensors_of(node)}
+            given = {tensors[one].storage for node in launches for one in walk.tensors_of(node)}
             why = "no launch gets it"
             if tensors[outputs[without[0]]].storage in given:
                 why = (
@@ -240,7 +229,7 @@ class _Variant:
             tensor = self.program.tensors[number]
             if at not in self.facts.laid_out or 0 in tensor.shape:
                 continue
-            if is_repeating(tensor) or (is_move and is_permuted(tensor)):
+            if walk.is_repeating(tensor) or (is_move and walk.is_permuted(tensor)):
                 words = f"output {at} is a view; the reference writes each of its elements in order"
                 yield Refusal(rule=Rule.MOVES, message=words)
 
@@ -265,7 +254,7 @@ class _Variant:
                 reason = f"writes to {name}, which outlasts the call; the reference does not"
                 yield _refuse(self.program, placed, Rule.STATE, reason)
 
-    def _outlasts(self, storage: int, writer: Placed) -> bool:
+    def _outlasts(self, storage: int, writer: walk.Placed) -> bool:
         """True if a write of `forward` would be seen outside, or by the next call.
 
         A buffer that `init` allocated and left uninitialised is a workspace, like one of `forward`.
@@ -278,7 +267,7 @@ class _Variant:
         match held.origin:
             case form.Origin.INPUT:
                 matters = not isinstance(writer.node, form.Launch) or storage in self.flow.reread
-                is_answer = held.index in returned_inputs(self.program)
+                is_answer = held.index in walk.returned_inputs(self.program)
                 if is_answer and not self.facts.free_outputs:
                     return False
                 return matters and held.index not in self.facts.written_inputs
@@ -311,7 +300,9 @@ class _Variant:
         storages = self.program.storages
         read = [storages[one.storage] for one in self.program.tensors if not is_integer(one.dtype)]
         floats = frozenset(one.index for one in read if one.origin == form.Origin.INPUT)
-        num_bytes = sum(tensor_bytes(self.program.tensors[one]) for one in self.program.outputs)
+        num_bytes = sum(
+            walk.tensor_bytes(self.program.tensors[one]) for one in self.program.outputs
+        )
         is_answer = self.flow.num_table_bytes >= ANSWER_SHARE * num_bytes
         for one in self.flow.looked_up:
             if not one.table.has_parameters and not one.index.inputs & floats:
@@ -348,16 +339,18 @@ class _Variant:
             rearranged = [at for at in forward if self._rearranges(at)]
             yield from self._over(rearranged, Rule.MOVES, {Kind.COPY}, COMBINE_SHARE)
 
-    def _rearranges(self, placed: Placed) -> bool:
+    def _rearranges(self, placed: walk.Placed) -> bool:
         """True for a copy of floats in another order: a reference that moves by constant indices
         is a flip, say. To copy a whole tensor as it lies is honest there, too."""
         node = placed.node
         assert isinstance(node, form.Op)
-        read = [self.program.tensors[one] for one in tensors_of(node) if one not in node.results]
+        read = [
+            self.program.tensors[one] for one in walk.tensors_of(node) if one not in node.results
+        ]
         if not any(map(self._is_float, read)):
             return False
         is_plain = packet(node.name) in PLAIN_COPIES
-        return not (is_plain and all(is_as_it_lies(one) for one in read))
+        return not (is_plain and all(walk.is_as_it_lies(one) for one in read))
 
     def _is_float(self, tensor: form.Tensor) -> bool:
         """True for floats, whatever type a view gives them."""
@@ -368,11 +361,11 @@ class _Variant:
         return bool(is_given) or not is_integer(tensor.dtype)
 
     def _over(
-        self, forward: list[Placed], rule: Rule, kinds: Set[Kind], share: float
+        self, forward: list[walk.Placed], rule: Rule, kinds: Set[Kind], share: float
     ) -> Iterator[Refusal]:
         """Refuses the largest operation of these kinds if all of them move too much."""
         moved = [
-            (op_bytes(self.program, at.node), at)
+            (walk.op_bytes(self.program, at.node), at)
             for at in forward
             if isinstance(at.node, form.Op) and self._kind(at) in kinds
         ]
@@ -387,12 +380,12 @@ class _Variant:
             _, largest = max(moved, key=lambda pair: pair[0])
             yield _refuse(self.program, largest, rule, reason)
 
-    def _operations(self, section: form.Section) -> Iterator[Placed]:
+    def _operations(self, section: form.Section) -> Iterator[walk.Placed]:
         for placed in self.nodes:
             if placed.section == section and isinstance(placed.node, form.Op):
                 yield placed
 
-    def _kind(self, placed: Placed) -> Kind:
+    def _kind(self, placed: walk.Placed) -> Kind:
         assert isinstance(placed.node, form.Op)
         return kind_of(self.program, placed.node)
 
@@ -417,7 +410,7 @@ def facts_of(reference: form.Program) -> ProblemFacts:
     A large table of which few rows are read counts with those rows, and a parameter that nothing
     reads does not count: else torch could do the work of a small problem within a share of them.
     """
-    nodes = next(variants(reference))
+    nodes = next(walk.variants(reference))
     forward = [placed for placed in nodes if placed.section == form.Section.FORWARD]
     flow = trace(reference, nodes)
     written = [reference.storages[storage] for storage in flow.writers]
@@ -444,13 +437,13 @@ def facts_of(reference: form.Program) -> ProblemFacts:
         laid_out=frozenset(
             at
             for at, output in enumerate(reference.outputs)
-            if is_as_it_lies(reference.tensors[output])
+            if walk.is_as_it_lies(reference.tensors[output])
         ),
         kinds=_kinds(reference, forward, work=num_bytes),
     )
 
 
-def _kinds(reference: form.Program, forward: list[Placed], *, work: int) -> frozenset[Kind]:
+def _kinds(reference: form.Program, forward: list[walk.Placed], *, work: int) -> frozenset[Kind]:
     """Kinds of the operations that a problem is about. Beside copies, light work on a small part
     is not: torch would do all but that part for a candidate."""
     moved: dict[Kind, int] = {}
@@ -458,14 +451,14 @@ def _kinds(reference: form.Program, forward: list[Placed], *, work: int) -> froz
         if isinstance(placed.node, form.Op):
             is_copy = packet(placed.node.name) in COPIES
             kind = Kind.COPY if is_copy else kind_of(reference, placed.node)
-            moved[kind] = moved.get(kind, 0) + op_bytes(reference, placed.node)
+            moved[kind] = moved.get(kind, 0) + walk.op_bytes(reference, placed.node)
     light = moved.get(Kind.COMBINE, 0) + moved.get(Kind.INDEX, 0)
     if moved.keys() & {Kind.COPY, Kind.CAST, Kind.PAD} and light <= MINOR_SHARE * work:
         return frozenset(moved.keys() - {Kind.COMBINE, Kind.INDEX})
     return frozenset(moved)
 
 
-def necessary_bytes(reference: form.Program, forward: list[Placed]) -> int:
+def necessary_bytes(reference: form.Program, forward: list[walk.Placed]) -> int:
     """Counts the given bytes that `forward` reads, and those of the outputs."""
     read = dict.fromkeys(range(len(reference.storages)), 0)
     for placed in forward:
@@ -480,19 +473,19 @@ def necessary_bytes(reference: form.Program, forward: list[Placed]) -> int:
         for storage, size in read.items()
         if _is_given(reference.storages[storage])
     )
-    return given + sum(tensor_bytes(reference.tensors[one]) for one in set(reference.outputs))
+    return given + sum(walk.tensor_bytes(reference.tensors[one]) for one in set(reference.outputs))
 
 
 def _reads(reference: form.Program, op: form.Op) -> dict[int, int]:
     """Bytes that an operation reads of each storage, at most."""
     found: dict[int, int] = {}
-    for number in set(tensors_of(op)):
+    for number in set(walk.tensors_of(op)):
         tensor = reference.tensors[number]
-        found[tensor.storage] = found.get(tensor.storage, 0) + tensor_bytes(tensor)
+        found[tensor.storage] = found.get(tensor.storage, 0) + walk.tensor_bytes(tensor)
     source = op.arguments[0] if op.arguments else None
     if packet(op.name) in GATHERS and isinstance(source, form.TensorUse) and op.results:
         table = reference.tensors[source.tensor]
-        taken = tensor_bytes(reference.tensors[op.results[0]])
+        taken = walk.tensor_bytes(reference.tensors[op.results[0]])
         found[table.storage] = min(found[table.storage], taken)
     return found
 

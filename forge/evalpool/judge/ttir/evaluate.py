@@ -146,18 +146,9 @@ def launch(
                 for _ in run_function(function, values, Group(launch=one, ids=ids)):
                     pass
     if is_first and total > 1 and plan.ordering is not None:
-        one.suspect(
-            Fault(
-                kind=FaultKind.ORDER,
-                operation=plan.ordering.name,
-                index=plan.ordering.index,
-                line=plan.ordering.line,
-                storage=None,
-                offset=0,
-                num_bytes=0,
-                instance=(0, 0, 0),
-            )
-        )
+        first = plan.ordering
+        facts: Any = {"operation": first.name, "index": first.index, "line": first.line}
+        one.suspect(Fault(kind=FaultKind.ORDER, **facts))
     for number in one.watched:
         memory.storages[number].settle()
     return Report(num_bytes=one.num_bytes, suspicions=tuple(one.suspicions))

@@ -251,7 +251,8 @@ class Parser:
             return self._descriptor()
         word = self.word()
         if word == "tensor":
-            return self._block()
+            self.expect("<")
+            return self._sizes_and_element()
         if word not in SCALARS:
             raise self.error(f"type {word} is not supported")
         return SCALARS[word]
@@ -280,10 +281,6 @@ class Parser:
         if not isinstance(block, tree.Block):
             raise self.error("a descriptor is of a tensor")
         return tree.Descriptor(block)
-
-    def _block(self) -> tree.Block:
-        self.expect("<")
-        return self._sizes_and_element()
 
     def _sizes_and_element(self) -> tree.Block:
         shape: list[int] = []

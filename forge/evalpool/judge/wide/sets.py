@@ -493,13 +493,8 @@ class Draws:
 
     def _exactly(self, exact: WideReference, inputs: list[Any], outputs: Outputs) -> Outputs:
         """Outputs with the integers of float64; none where that raises."""
-        try:
-            found = exact.run(inputs, self._changed).results(self._changed)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # as a reference may on planted inputs
-            return []
-        if [one.shape for one in found] != [one.shape for one in outputs]:
+        found = _borne(lambda: exact.run(inputs, self._changed).results(self._changed))
+        if found is None or [one.shape for one in found] != [one.shape for one in outputs]:
             return []
         pairs = [*zip(outputs, found, strict=True)]
         return [one if one.is_floating_point() else other for one, other in pairs]
@@ -857,11 +852,8 @@ class Draws:
             if tried is None:
                 continue
             inputs = replaced(tried.inputs, lambda _, one: one.clone())
-            try:
-                called = call(self._model, inputs, has_state=True)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception:  # in its own types a reference may raise anything
+            called = _borne(lambda given=inputs: call(self._model, given, has_state=True))
+            if called is None:
                 continue
             found = called.results(self._changed)
             if groups and not self._is_like_given(found, inputs):
@@ -889,17 +881,15 @@ class Draws:
 
     def _tried(self, inputs: list[Any]) -> _Tried | None:
         """Results on inputs; None where the reference does not bear them."""
-        try:
+
+        def run() -> _Tried:
             if self._wide is None:
-                found = _Tried(inputs, call(self._model, inputs).results(self._changed))
-            else:
-                called = self._wide.run(inputs, self._changed, is_watched=self._is_watched)
-                found = _Tried(inputs, called.results(self._changed), called)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # outside of its domain a reference may raise anything
-            return None
-        return found if self._is_like_given(found.outputs, inputs) else None
+                return _Tried(inputs, call(self._model, inputs).results(self._changed))
+            called = self._wide.run(inputs, self._changed, is_watched=self._is_watched)
+            return _Tried(inputs, called.results(self._changed), called)
+
+        found = _borne(run)
+        return found if found and self._is_like_given(found.outputs, inputs) else None
 
     def _is_like_given(self, outputs: Outputs, inputs: list[Any]) -> bool:
         """True for outputs of the given shapes that are finite where all given ones are, and not
@@ -946,18 +936,15 @@ class Draws:
     def _moved(self, tried: _Tried, noises: Sequence[float], *, by_row: bool = True) -> float:
         """The largest difference that roundings of a size make; infinite where they decide."""
         assert self._wide is not None
-        is_on_card = self._terms.device != "cpu"
+        wide, is_on_card = self._wide, self._terms.device != "cpu"
         most, state = 0.0, torch.get_rng_state()
         card_state = torch.cuda.get_rng_state() if is_on_card else state
         for noise in noises:  # with one turned round, too, a tie falls to either side
             torch.set_rng_state(state)
             if is_on_card:
                 torch.cuda.set_rng_state(card_state)
-            try:
-                other = self._wide.run(tried.inputs, self._changed, noise=noise)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception:  # an index that a rounding decides on, or an order of equal elements
+            other = _borne(lambda n=noise: wide.run(tried.inputs, self._changed, noise=n))
+            if other is None:  # an index that a rounding decides on, or an order of equal elements
                 return math.inf
             pairs = zip(tried.outputs, other.results(self._changed), strict=True)
             most = max(most, *(distance(one, two, by_row=by_row) for one, two in pairs))
@@ -1010,6 +997,17 @@ class Draws:
 
     def is_constant(self) -> bool:
         return bool(self._borne) and not self._mattering and not self._varies
+
+
+def _borne(run: Callable[[], Made]) -> Made | None:
+    """The result of a call of the reference; None where it raises, as it may outside of its domain,
+    in whatever types it computes."""
+    try:
+        return run()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return None
 
 
 def _ill_conditioned(error: float) -> Unjudgeable:

@@ -18,27 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge.evalpool.judge.ttir.memory import conflicts
-from forge.evalpool.judge.ttir.memory.storages import (
-    Access,
-    Faulted,
-    FaultKind,
-    Part,
-    Places,
-    Scattered,
-    Windows,
-    first_lane,
-    windows_of,
-)
+from forge.evalpool.judge.ttir.memory import storages as mem
 from forge.evalpool.judge.ttir.tree import shape_of
 from forge.evalpool.judge.ttir.values import Array, decode, encode, memory_dtype, round_to, take
 
 # --- loads and stores
 
 
-def load(access: Access, other: Array | None) -> Array:
+def load(access: mem.Access, other: Array | None) -> Array:
     """Values at addresses; `other`, else 0, where the mask is False."""
     launch, dtype = access.launch, memory_dtype(access.element)
-    results: list[tuple[Part, Array]] = []
+    results: list[tuple[mem.Part, Array]] = []
     for part in list(resolve(access, is_write=False)):
         raw = part.places.read(launch.memory.elements(part.number, dtype), access.size)
         check_written(access, part)
@@ -47,7 +37,7 @@ def load(access: Access, other: Array | None) -> Array:
                 conflicts.note_read(access, part)
             if part.number in launch.relayed and access.operation.name == "tt.load":
                 conflicts.check_load(access, part)
-            if isinstance(part.places, Windows):
+            if isinstance(part.places, mem.Windows):
                 raw = raw.copy()
         launch.num_bytes += access.size * _count(access, part, raw)
         results.append((part, decode(raw, access.element)))
@@ -64,7 +54,9 @@ def _blended(values: Array, mask: Array | None, other: Array | None) -> Array:
     return np.where(mask, values, rest)
 
 
-def _assembled(access: Access, other: Array | None, results: list[tuple[Part, Array]]) -> Array:
+def _assembled(
+    access: mem.Access, other: Array | None, results: list[tuple[mem.Part, Array]]
+) -> Array:
     arrays = (access.addresses, access.mask, other)
     shapes = [one.shape for one in arrays if one is not None]
     shape = (access.group.size, *np.broadcast_shapes(*shapes)[1:])
@@ -77,7 +69,7 @@ def _assembled(access: Access, other: Array | None, results: list[tuple[Part, Ar
     return total
 
 
-def store(access: Access, values: Array) -> None:
+def store(access: mem.Access, values: Array) -> None:
     """Writes values to addresses where the mask is True."""
     launch, dtype = access.launch, memory_dtype(access.element)
     raw = encode(values, access.element)
@@ -100,7 +92,7 @@ def store(access: Access, values: Array) -> None:
         launch.num_bytes += access.size * _count(access, part, chosen)
 
 
-def mark_written(part: Part, size: int) -> None:
+def mark_written(part: mem.Part, size: int) -> None:
     """Notes that the bytes of a part are initialised."""
     written, granule = part.storage.written, part.storage.granule
     if written is None:
@@ -109,19 +101,19 @@ def mark_written(part: Part, size: int) -> None:
         place.write(written, granule, np.ones((1,) * (place.rank + 1), np.bool_), part.mask)
 
 
-def granules(places: Places, size: int, granule: int) -> Iterator[Places]:
+def granules(places: mem.Places, size: int, granule: int) -> Iterator[mem.Places]:
     """The places of each granule of elements of `size` bytes."""
-    if isinstance(places, Windows) and size < granule:
+    if isinstance(places, mem.Windows) and size < granule:
         places = places.scattered()  # windows of smaller elements may begin inside a granule
     yield places
     for offset in range(granule, size, granule):
-        if isinstance(places, Windows):
-            yield Windows(places.bases + offset, places.strides, places.shape)
+        if isinstance(places, mem.Windows):
+            yield mem.Windows(places.bases + offset, places.strides, places.shape)
         else:
-            yield Scattered(places.offsets + offset)
+            yield mem.Scattered(places.offsets + offset)
 
 
-def check_written(access: Access, part: Part) -> None:
+def check_written(access: mem.Access, part: mem.Part) -> None:
     """Suspects a read of a part that nothing has written."""
     written, granule = part.storage.written, part.storage.granule
     if written is None:
@@ -131,11 +123,11 @@ def check_written(access: Access, part: Part) -> None:
         if part.mask is not None:
             missing = missing & part.mask
         if missing.any():
-            access.launch.suspect(access.fault_in(FaultKind.UNINITIALISED, part, missing))
+            access.launch.suspect(access.fault_in(mem.FaultKind.UNINITIALISED, part, missing))
             return
 
 
-def resolve(access: Access, *, is_write: bool) -> Iterator[Part]:
+def resolve(access: mem.Access, *, is_write: bool) -> Iterator[mem.Part]:
     """Parts of an access. Raises Faulted for an active lane that is outside every storage of the
     launch, or not aligned."""
     addresses, mask, launch = access.addresses, access.mask, access.launch
@@ -146,7 +138,7 @@ def resolve(access: Access, *, is_write: bool) -> Iterator[Part]:
     number = launch.memory.find(int(addresses.flat[0]))[0]
     found = None
     if number is not None and number in allowed:
-        found = windows_of(addresses, launch.memory.address(number))
+        found = mem.windows_of(addresses, launch.memory.address(number))
     if number is None or found is None or not found.is_aligned(access.size):
         yield from _lanes(access, addresses, mask, allowed, None)
         return
@@ -154,25 +146,25 @@ def resolve(access: Access, *, is_write: bool) -> Iterator[Part]:
     end = len(storage.data) - access.size
     inside = (found.bases + found.lowest >= 0) & (found.bases + found.highest <= end)
     if inside.all():
-        yield Part(None, number, storage, found, mask)
+        yield mem.Part(None, number, storage, found, mask)
         return
     if not inside.any():
         yield from _lanes(access, addresses, mask, allowed, None)
         return
     good, bad = np.flatnonzero(inside), np.flatnonzero(~inside)
-    windows = Windows(found.bases[good], found.strides, found.shape)
+    windows = mem.Windows(found.bases[good], found.strides, found.shape)
     masks = [None if mask is None else take(mask, one) for one in (good, bad)]
-    yield Part(good, number, storage, windows, masks[0])
+    yield mem.Part(good, number, storage, windows, masks[0])
     yield from _lanes(access, take(addresses, bad), masks[1], allowed, bad)
 
 
 def _lanes(
-    access: Access,
+    access: mem.Access,
     array: NDArray[np.int64],
     mask: Array | None,
     allowed: frozenset[int],
     instances: NDArray[np.intp] | None,
-) -> Iterator[Part]:
+) -> Iterator[mem.Part]:
     lanes: Array | None = None
     if mask is not None:
         array, lanes = np.broadcast_arrays(array, mask)
@@ -189,17 +181,17 @@ def _lanes(
         here = numbers == number
         here = here if lanes is None else here & lanes
         if number not in allowed:
-            _raise(access, FaultKind.OUT_OF_BOUNDS, here, array, instances)
+            _raise(access, mem.FaultKind.OUT_OF_BOUNDS, here, array, instances)
         yield _lanes_of(access, int(number), array, here, instances)
 
 
 def _lanes_of(
-    access: Access,
+    access: mem.Access,
     number: int,
     array: NDArray[np.int64],
     lanes: Array | None,
     instances: NDArray[np.intp] | None,
-) -> Part:
+) -> mem.Part:
     memory = access.launch.memory
     storage = memory.storages[number]
     offsets = array - memory.address(number)
@@ -207,27 +199,27 @@ def _lanes_of(
     if lanes is not None:
         bad &= lanes
     if bad.any():
-        _raise(access, FaultKind.OUT_OF_BOUNDS, bad, array, instances)
+        _raise(access, mem.FaultKind.OUT_OF_BOUNDS, bad, array, instances)
     if lanes is not None:
         offsets = np.where(lanes, offsets, 0)
     crooked = offsets & (access.size - 1) != 0  # a power of two; `%` takes five times as long
     if crooked.any():
-        _raise(access, FaultKind.MISALIGNED, crooked, array, instances)
-    return Part(instances, number, storage, Scattered(offsets), lanes)
+        _raise(access, mem.FaultKind.MISALIGNED, crooked, array, instances)
+    return mem.Part(instances, number, storage, mem.Scattered(offsets), lanes)
 
 
 def _raise(
-    access: Access,
-    kind: FaultKind,
+    access: mem.Access,
+    kind: mem.FaultKind,
     bad: Array,
     array: NDArray[np.int64],
     instances: NDArray[np.intp] | None,
 ) -> None:
-    lane = first_lane(bad)
-    raise Faulted(access.fault_at(kind, int(array[lane]), instances, lane))
+    lane = mem.first_lane(bad)
+    raise mem.Faulted(access.fault_at(kind, int(array[lane]), instances, lane))
 
 
-def _count(access: Access, part: Part, raw: Array) -> int:
+def _count(access: mem.Access, part: mem.Part, raw: Array) -> int:
     """Number of active lanes of a part, counting each instance's own."""
     num = access.group.size if part.instances is None else len(part.instances)
     if part.mask is None:
@@ -264,14 +256,14 @@ AT = {"add": np.add, "fadd": np.add, "max": np.maximum, "min": np.minimum}
 """Functions whose `at` does all turns at once, where the values between are not asked for."""
 
 
-def update(access: Access, values: Array, name: str, *, is_used: bool) -> Array:
+def update(access: mem.Access, values: Array, name: str, *, is_used: bool) -> Array:
     """Updates memory at addresses in turns. Returns the values before, 0 where masked out or
     where nothing uses them."""
     at = None if is_used or access.element.name in ("f16", "bf16") else AT.get(name)
     return _turns(access, [values], UPDATES[name], at, is_blind=name == "exch" and not is_used)
 
 
-def swap(access: Access, expected: Array, desired: Array) -> Array:
+def swap(access: mem.Access, expected: Array, desired: Array) -> Array:
     """Compares memory at addresses in turns, and replaces what is as expected. Returns the values
     before."""
 
@@ -282,7 +274,7 @@ def swap(access: Access, expected: Array, desired: Array) -> Array:
 
 
 def _turns(
-    access: Access,
+    access: mem.Access,
     values: list[Array],
     turn: Callable[..., Array],
     at: np.ufunc | None,
@@ -324,7 +316,7 @@ def _turns(
     return result
 
 
-def _active_lanes(part: Part, full: tuple[int, ...], size: int) -> tuple[Array, Any]:
+def _active_lanes(part: mem.Part, full: tuple[int, ...], size: int) -> tuple[Array, Any]:
     """Element numbers of the active lanes, and their indices in an array of the whole group."""
     active = np.zeros(full, np.bool_)
     instances = slice(None) if part.instances is None else part.instances

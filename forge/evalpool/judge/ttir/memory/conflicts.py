@@ -24,61 +24,52 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.ttir.memory.storages import (
-    MANY,
-    NOBODY,
-    Access,
-    FaultKind,
-    Group,
-    Part,
-    Places,
-    Storage,
-    Windows,
-    first_lane,
-)
+from forge.evalpool.judge.ttir.memory import storages as mem
 from forge.evalpool.judge.ttir.tree import Operation, shape_of
 from forge.evalpool.judge.ttir.values import Array
 
 # --- instances and lanes
 
 
-def _record(storage: Storage) -> NDArray[np.int32]:
-    return np.full(-(-len(storage.data) // storage.granule), NOBODY, np.int32)
+def _record(storage: mem.Storage) -> NDArray[np.int32]:
+    return np.full(-(-len(storage.data) // storage.granule), mem.NOBODY, np.int32)
 
 
-def _coarse(places: Places, size: int, granule: int) -> Places:
+def _coarse(places: mem.Places, size: int, granule: int) -> mem.Places:
     """Places as entries of a record: windows of elements smaller than a granule one by one."""
-    return places.scattered() if isinstance(places, Windows) and size < granule else places
+    return places.scattered() if isinstance(places, mem.Windows) and size < granule else places
 
 
-def note_read(access: Access, part: Part) -> None:
+def note_read(access: mem.Access, part: mem.Part) -> None:
     """Records a read, and suspects a race with a write of another instance."""
     storage, granule = part.storage, part.storage.granule
     places = _coarse(part.places, access.size, granule)
     ids = access.ids(part)
     if storage.writers is not None:
         writers = places.read(storage.writers, granule)
-        _report(access, part, (writers != NOBODY) & (writers != ids), writers)
+        _report(access, part, (writers != mem.NOBODY) & (writers != ids), writers)
     if storage.readers is None:
         storage.readers = _record(storage)
     before = places.read(storage.readers, granule)
-    after = np.where((before == NOBODY) | (before == ids), ids, np.int32(MANY))
+    after = np.where((before == mem.NOBODY) | (before == ids), ids, np.int32(mem.MANY))
     places.write(storage.readers, granule, after, part.mask)
     if not _has_own(access, part, places):
         again = places.read(storage.readers, granule) != ids
         if again.any():
             lanes = again if part.mask is None else again & part.mask
-            places.write(storage.readers, granule, np.full_like(ids, MANY), lanes)
+            places.write(storage.readers, granule, np.full_like(ids, mem.MANY), lanes)
 
 
-def _has_own(access: Access, part: Part, places: Places) -> bool:
+def _has_own(access: mem.Access, part: mem.Part, places: mem.Places) -> bool:
     """True if each instance certainly has places of its own."""
     num = access.group.size if part.instances is None else len(part.instances)
-    has_all = isinstance(part.places, Windows) and len(part.places.bases) == num
+    has_all = isinstance(part.places, mem.Windows) and len(part.places.bases) == num
     return access.group.size == 1 or (has_all and places.is_disjoint(access.size))
 
 
-def note_write(access: Access, part: Part, flat: Array, raw: Array) -> Callable[[], None] | None:
+def note_write(
+    access: mem.Access, part: mem.Part, flat: Array, raw: Array
+) -> Callable[[], None] | None:
     """Records a write that is about to happen, and suspects races with earlier accesses.
 
     Returns:
@@ -90,7 +81,7 @@ def note_write(access: Access, part: Part, flat: Array, raw: Array) -> Callable[
     for record in (storage.writers, storage.readers):
         if record is not None:
             others = places.read(record, granule)
-            found = (others != NOBODY) & (others != ids)
+            found = (others != mem.NOBODY) & (others != ids)
             _report(access, part, _changed(found, part, flat, raw), others)
     writers = storage.writers = _record(storage) if storage.writers is None else storage.writers
     places.write(writers, granule, ids, part.mask)
@@ -104,7 +95,7 @@ def note_write(access: Access, part: Part, flat: Array, raw: Array) -> Callable[
     return check
 
 
-def note_lanes(access: Access, part: Part, flat: Array, raw: Array) -> None:
+def note_lanes(access: mem.Access, part: mem.Part, flat: Array, raw: Array) -> None:
     """Suspects lanes of one instance that have written other values to one place, behind the write:
     those whose value is not there."""
     storage = part.storage
@@ -112,22 +103,22 @@ def note_lanes(access: Access, part: Part, flat: Array, raw: Array) -> None:
     if storage.writers is not None and found.any():
         places = _coarse(part.places, access.size, storage.granule)
         found = found & (places.read(storage.writers, storage.granule) == access.ids(part))
-    _report(access, part, found, np.int32(MANY), kind=FaultKind.LANES)
+    _report(access, part, found, np.int32(mem.MANY), kind=mem.FaultKind.LANES)
 
 
-def note_atomic(access: Access, part: Part) -> None:
+def note_atomic(access: mem.Access, part: mem.Part) -> None:
     """Records an atomic access, and suspects a race with a plain write of another instance."""
     storage, granule = part.storage, part.storage.granule
     places = _coarse(part.places, access.size, granule)
     ids = access.ids(part)
     record = storage.writers = _record(storage) if storage.writers is None else storage.writers
     writers = places.read(record, granule)
-    found = (writers != NOBODY) & (writers != MANY) & (writers != ids)
+    found = (writers != mem.NOBODY) & (writers != mem.MANY) & (writers != ids)
     _report(access, part, found, writers)
-    places.write(record, granule, np.full_like(ids, MANY), part.mask)
+    places.write(record, granule, np.full_like(ids, mem.MANY), part.mask)
 
 
-def _changed(found: Array, part: Part, flat: Array, raw: Array) -> Array:
+def _changed(found: Array, part: mem.Part, flat: Array, raw: Array) -> Array:
     """Lanes in `found` whose value is not what the memory has."""
     if not found.any():
         return found
@@ -137,19 +128,19 @@ def _changed(found: Array, part: Part, flat: Array, raw: Array) -> Array:
 
 
 def _report(
-    access: Access,
-    part: Part,
+    access: mem.Access,
+    part: mem.Part,
     found: Array,
     others: Array | np.int32,
     *,
-    kind: FaultKind = FaultKind.RACE,
+    kind: mem.FaultKind = mem.FaultKind.RACE,
 ) -> None:
     if part.mask is not None:
         found = found & part.mask
     if not found.any():
         return
     fault = access.fault_in(kind, part, found)
-    other = int(np.broadcast_to(others, found.shape)[first_lane(found)])
+    other = int(np.broadcast_to(others, found.shape)[mem.first_lane(found)])
     if other >= 0:
         fault = replace(fault, other=access.group.program_id(other))
     access.launch.suspect(fault)
@@ -181,11 +172,11 @@ def may_synchronise(operation: Operation) -> bool:
     return not operation.name.startswith(LANEWISE) and operation.name not in SILENT
 
 
-def pass_barrier(_env: object, group: Group) -> None:
+def pass_barrier(_env: object, group: mem.Group) -> None:
     group.launch.num_barriers += 1
 
 
-def note_store(access: Access, part: Part, flat: Array, raw: Array) -> None:
+def note_store(access: mem.Access, part: mem.Part, flat: Array, raw: Array) -> None:
     """Records the lanes of a store where it changes the value.
 
     Args:
@@ -197,8 +188,8 @@ def note_store(access: Access, part: Part, flat: Array, raw: Array) -> None:
     storage, granule = part.storage, part.storage.granule
     if storage.lanes is None or storage.owners is None:
         num = -(-len(storage.data) // granule)
-        storage.lanes = np.full(num, NOBODY, np.int64)
-        storage.owners = np.full(num, NOBODY, np.int32)
+        storage.lanes = np.full(num, mem.NOBODY, np.int64)
+        storage.owners = np.full(num, mem.NOBODY, np.int32)
     places = part.places.scattered()
     changed = _changed(np.ones((), np.bool_), part, flat, raw)
     mask = changed if part.mask is None else changed & part.mask
@@ -207,7 +198,7 @@ def note_store(access: Access, part: Part, flat: Array, raw: Array) -> None:
     places.write(storage.owners, granule, access.ids(part), mask)
 
 
-def check_load(access: Access, part: Part) -> None:
+def check_load(access: mem.Access, part: mem.Part) -> None:
     """Suspects a load of what lanes of other threads have stored since the last barrier."""
     storage, granule = part.storage, part.storage.granule
     shape = shape_of(access.operation.types.results[0])
@@ -223,17 +214,17 @@ def check_load(access: Access, part: Part) -> None:
     if len(shape) == 1:
         in_warp = WARP_BYTES // access.size
         is_far |= stored // in_warp != lanes // in_warp
-    found = is_recent & is_far & (marks != NOBODY) & (owners == access.ids(part))
+    found = is_recent & is_far & (marks != mem.NOBODY) & (owners == access.ids(part))
     if part.mask is not None:
         found = found & part.mask
     if found.any():
-        access.launch.suspect(access.fault_in(FaultKind.BARRIER, part, found))
+        access.launch.suspect(access.fault_in(mem.FaultKind.BARRIER, part, found))
 
 
-def _lanes(part: Part, shape: Sequence[int]) -> NDArray[np.int64] | None:
+def _lanes(part: mem.Part, shape: Sequence[int]) -> NDArray[np.int64] | None:
     """`[1, *sizes]` Position in the block of each place of an access; None for other ranks."""
     places = part.places
-    sizes = places.shape if isinstance(places, Windows) else places.offsets.shape[1:]
+    sizes = places.shape if isinstance(places, mem.Windows) else places.offsets.shape[1:]
     if len(sizes) != len(shape):
         return None
     lanes = np.zeros((1,) * (len(sizes) + 1), np.int64)

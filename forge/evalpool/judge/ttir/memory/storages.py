@@ -67,13 +67,13 @@ class Fault:
     """Position of the operation in the text (`tree.Operation.index`)."""
     line: int
     """Line of the TTIR text."""
-    storage: int | None
+    storage: int | None = None
     """None if the address belongs to none."""
-    offset: int
+    offset: int = 0
     """In bytes, from the start of the storage; may be negative or behind its end."""
-    num_bytes: int
+    num_bytes: int = 0
     """Size of the element."""
-    instance: tuple[int, int, int]
+    instance: tuple[int, int, int] = (0, 0, 0)
     """Program id of the instance."""
     other: tuple[int, int, int] | None = None
     """Program id of the other instance of a race, where it is known."""
