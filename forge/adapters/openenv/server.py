@@ -194,8 +194,9 @@ async def _schema(_request: Request) -> dict[str, Any]:
     return {name: model.model_json_schema() for name, model in models.items()}
 
 
-async def _mcp(_request: Request) -> dict[str, Any]:
+async def _mcp(request: Request) -> dict[str, Any]:
     """OpenEnv's tools ask whether the address answers; there are no MCP tools."""
+    await _body(request)
     error = {"code": -32601, "message": "no MCP here; play episodes at /ws"}
     return {"jsonrpc": "2.0", "id": None, "error": error}
 

@@ -202,6 +202,7 @@ def test_tools_of_openenv_find_what_they_ask_for():
         assert set(openapi_paths()) == {"/reset", "/step", "/state"}
         assert "$ref" not in json.dumps(openapi_paths())
         assert client.post("/mcp", json={}).json()["jsonrpc"] == "2.0"
+        assert client.post("/mcp", content=b"[" * 99, headers=JSON).status_code == 422
 
 
 def test_a_websocket_needs_the_token():
