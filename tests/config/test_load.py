@@ -109,6 +109,8 @@ def test_a_wrong_value_gives_a_message_in_plain_english(tmp_path, line, expected
         (f"{MINIMAL}[problems]\nsft_by_level = [1,1,1,1,1]", "x.toml:6: problems.sft_by_level: "),
         (f"{MINIMAL}[judge]\nworkers = 9999", "x.toml:6: judge.workers: found 9999; an integer"),
         (f"{MINIMAL}[devices]\ngpus = 0", 'x.toml:6: devices.gpus: found 0; "auto", or a list'),
+        (f"{MINIMAL}[reward]\ncorrect = nan", "x.toml:6: reward.correct: found nan; a number"),
+        (f"{MINIMAL}[notify]\ntimeout_s = inf", "x.toml:6: notify.timeout_s: found inf; a number"),
         (f"{MINIMAL}[store]\nkeep_tokens = 'last:0'", 'x.toml:6: store.keep_tokens: found "last'),
         (f"{MINIMAL}[serve]\nenv = {{ A = 1 }}", "x.toml:6: serve.env.A: found 1; a table of"),
         (

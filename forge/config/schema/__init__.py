@@ -41,6 +41,7 @@ class Table(BaseModel):
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
+        allow_inf_nan=False,
         defer_build=True,  # tables are built once, as parts of Experiment
     )
 
