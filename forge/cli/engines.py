@@ -133,9 +133,7 @@ def solve(
     found = search.solve(request, quiet=as_json, wait_s=wait_s)
     if as_json:
         return print_json(found)
-    from forge.views.search import render_searches
-
-    print_rich(render_searches(found["problems"]))
+    print_rich(search.render_searches(found["problems"]))
     print_text(found["kernels"] or found["path"])
 
 

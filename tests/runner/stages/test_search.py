@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from forge.commands.solve import load_curve, load_searches, render_searches
 from forge.config.schema import Experiment
 from forge.records import Group, GroupStart, Purpose, Status
 from forge.runner.live.progress import Progress
@@ -19,7 +20,6 @@ from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.search import ENDED, GAIN, run_search_stage
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.views.search import load_curve, load_searches, render_searches
 from tests.rollout.fakes import ports, problem
 from tests.store.storefactory import attempt, group, write_run
 
