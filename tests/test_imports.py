@@ -152,9 +152,8 @@ ROOMS: dict[str, set[str]] = {
     "store.schema": set(),
     "store.write": {"store", "store.schema"},
     # views: answers for people
-    "views": {"process", "store", "views.sql", "views.text"},
+    "views": {"process", "store", "views.text"},
     "views.text": {"store"},
-    "views.sql": {"store", "views.text"},
     "views.report": {"store", "views", "views.text"},
     # tui: the monitor
     "tui": {"store", "tui.frame", "tui.screens", "views.text"},

@@ -18,7 +18,7 @@ import forge.store.schema
 from docs.generate.markdown import code, page, table, text
 from forge.store.schema.create import RUN_SCHEMA, TOKEN_SCHEMA, create
 from forge.store.schema.views import VIEWS
-from forge.views.sql.sql import Relation, list_relations
+from forge.views.sql import Relation, list_relations
 
 MEANINGS = Path(forge.store.schema.__file__).with_name("columns.toml")
 BY_NAME = "columns"

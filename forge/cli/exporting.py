@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -120,8 +119,8 @@ def export(
         raise ConfigError(f"forge export {form}: no such format; there are parquet and model")
     for option in [*kinds, *(["push"] if push else [])]:
         raise ConfigError(f"forge export parquet: --{option} is for a model")
+    from forge.commands import export_parquet as view
     from forge.store.reader import open_run
-    from forge.views.sql import export as view
     from forge.views.text.fitting import Fitting
 
     paths = find(run, store)
@@ -130,8 +129,8 @@ def export(
     with open_run(paths) as reader:
         found = view.export(reader, out=out)
     if as_json:
-        return print_json([asdict(each) for each in found])
-    rows = [(each.path, each.num_rows, each.num_bytes) for each in found]
+        return print_json(found)
+    rows = [(each["path"], each["num_rows"], each["num_bytes"]) for each in found]
     print_rich(Fitting(("file", "rows", "bytes"), rows))
 
 

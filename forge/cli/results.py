@@ -141,7 +141,7 @@ def sql(
 ) -> None:
     """Query a run with read-only SQL. Without a query, list its tables and views."""
     from forge.store.reader import explain_sql, open_run
-    from forge.views.sql import sql as view
+    from forge.views import sql as view
 
     if query is None and " " in run:
         run, query = "last", run
@@ -176,7 +176,7 @@ def sql(
 
 def _parse_params(given: list[str] | None) -> dict[str, Any]:
     """Values by name, numbers where possible. Raises ConfigError for anything but NAME=VALUE."""
-    from forge.views.sql.sql import LARGEST
+    from forge.views.sql import LARGEST
 
     out: dict[str, Any] = {}
     for each in given or ():

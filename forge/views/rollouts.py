@@ -23,8 +23,7 @@ from forge.errors import ConfigError
 from forge.records import Purpose, Status
 from forge.store.reader import RunReader
 from forge.views.run_state import load_stages, stage_name
-from forge.views.sql.sql import LARGEST
-from forge.views.text.fitting import Fitting
+from forge.views.sql import LARGEST
 from forge.views.text.numbers import at_least
 from forge.views.text.terminal import printable
 

@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 import forge
+from forge.commands import export_parquet as view
 from forge.errors import ConfigError, MachineError
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views import rollouts
 from forge.views.api import Rows, Run
-from forge.views.sql import export as view
 from tests.store.storefactory import (
     attempt,
     group,
@@ -143,18 +143,21 @@ def ask(root: Path, table: str) -> list[dict[str, Any]]:
         return reader.rows(view.TABLES[table])
 
 
-def export(root: Path, out: Path) -> list[view.Exported]:
+def export(root: Path, out: Path) -> list[dict]:
     with open_run(root) as reader:
         return view.export(reader, out=out)
 
 
 def test_parquet_has_every_table_with_its_rows_types_and_texts(root: Path, tmp_path: Path) -> None:
     found = export(root, tmp_path)
-    assert {each.name for each in found} == view.TABLES.keys()
+    assert {each["name"] for each in found} == view.TABLES.keys()
     for each in found:
-        rows = ask(root, each.name)
-        assert parquet.read_table(each.path).to_pylist() == rows
-        assert (each.num_rows, each.num_bytes) == (len(rows), Path(each.path).stat().st_size)
+        rows = ask(root, each["name"])
+        assert parquet.read_table(each["path"]).to_pylist() == rows
+        assert (each["num_rows"], each["num_bytes"]) == (
+            len(rows),
+            Path(each["path"]).stat().st_size,
+        )
     types = {f.name: str(f.type) for f in parquet.read_schema(tmp_path / "turns.parquet")}
     assert (types["reward"], types["turn"], types["code"]) == ("double", "int64", "string")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(

@@ -18,7 +18,7 @@ from forge.records import Event, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.report.charts import TERMS
-from forge.views.sql.sql import QUERIES
+from forge.views.sql import QUERIES
 from tests.store.storefactory import (
     attempt,
     evaluation,

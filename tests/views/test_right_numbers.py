@@ -33,7 +33,7 @@ from forge.views.run_state import (
 )
 from forge.views.runs import load_run, render_runs
 from forge.views.show import load_show, render_show
-from forge.views.sql.sql import QUERIES
+from forge.views.sql import QUERIES
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
 
 PARTS = {

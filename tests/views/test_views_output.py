@@ -13,10 +13,9 @@ from rich.console import Console
 from forge.records import AttemptEnd, Metrics, Purpose, Status
 from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
-from forge.views import rollouts, runs, show
+from forge.views import rollouts, runs, show, sql
 from forge.views.run_state import load_idle, load_run_state
-from forge.views.sql import sql
-from forge.views.sql.sql import QUERIES
+from forge.views.sql import QUERIES
 from forge.views.text.terminal import printable
 from tests.store.storefactory import (
     attempt,

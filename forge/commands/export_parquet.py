@@ -6,15 +6,11 @@ are streamed in batches, so memory does not grow with the run. The reader holds 
 WAL of a live run grows until the export is done. A file is complete or absent.
 """
 
-# pyarrow has no type stubs.
-# pyright: standard
-
 from __future__ import annotations
 
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,16 +57,8 @@ publish_s candidate_us baseline_us candidate_spread_us baseline_spread_us
 """Types of columns by name: in SQLite values have types, columns of views have none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    name: str
-    path: str
-    num_rows: int
-    num_bytes: int
-
-
-def export(reader: RunReader, *, out: Path) -> list[Exported]:
-    """Writes all tables to `out`.
+def export(reader: RunReader, *, out: Path) -> list[dict[str, Any]]:
+    """Writes all tables to `out`, and returns name, path, num_rows and num_bytes of each file.
 
     Raises:
         ConfigError: `out` is no folder or has a file of a table.
@@ -86,10 +74,11 @@ def export(reader: RunReader, *, out: Path) -> list[Exported]:
         raise unwritable(f"--out {out}", error) from error
 
 
-def _export_table(reader: RunReader, name: str, path: Path) -> Exported:
+def _export_table(reader: RunReader, name: str, path: Path) -> dict[str, Any]:
     with _complete(path) as spare:
         num_rows = _write(name, reader.stream(TABLES[name]), spare)
-    return Exported(name=name, path=str(path), num_rows=num_rows, num_bytes=path.stat().st_size)
+    size = path.stat().st_size
+    return {"name": name, "path": str(path), "num_rows": num_rows, "num_bytes": size}
 
 
 @contextmanager
