@@ -24,6 +24,7 @@ from forge.views.report.charts import (
     Line,
     draw_svg,
     label,
+    make_line,
 )
 from forge.views.report.contents import Contents
 from forge.views.statistics import evaluate_groups
@@ -446,7 +447,7 @@ def chart(*lines: Line, **keys: object) -> Chart:
 
 
 def test_a_long_table_leaves_rows_out_evenly_and_counts_them() -> None:
-    made = chart(Line(label="a", x=range(300), y=[float(i) for i in range(300)]))
+    made = chart(make_line("a", [(i, float(i)) for i in range(300)]))
     head, rows = made.table()
     assert head == ["step", "a"]
     assert (len(rows), rows[0], rows[-1]) == (MOST_TABLE_ROWS, ["0", "0"], ["299", "299"])
@@ -471,10 +472,9 @@ def test_numbers_have_three_digits(value: float, shown: str) -> None:
 def test_lines_and_points_are_drawn_with_any_label(has_names: bool) -> None:
     words = label("</text><script>x</script> $\\frac{1}{0}$ 漢字 & _")
     lines = [
-        Line(label=f"{i} {words}", x=[0, 1], y=[0.2, 0.4], low=[0.1, None], high=[0.3, None],
-             is_points=i % 2 == 0)
+        make_line(f"{i} {words}", [(0, 0.2, 0.1, 0.3), (1, 0.4)], is_points=i % 2 == 0)
         for i in range(9)
-    ]  # fmt: skip
+    ]
     document = draw_svg(chart(*lines, names=(words, words) if has_names else ()))
     texts = [each.text for each in ET.fromstring(document).iter() if each.tag.endswith("}text")]
     assert any(words in (text or "") for text in texts)
@@ -534,17 +534,14 @@ def test_the_pair_of_answers_is_of_one_problem(trained: Contents) -> None:
 def test_the_pass_rate_has_points_of_held_out_problems(trained: Contents) -> None:
     chart = next(each for each in trained.charts["trained"] if each.name == "pass-rate")
     (points,) = [line for line in chart.lines if line.is_points]
-    assert list(points.x) == [0, 1]
-    assert points.low[0] is not None
+    assert [row[0] for row in points.rows] == [0, 1]
+    assert points.rows[0][2] is not None
 
 
 def test_the_reward_has_a_band_over_the_groups_of_a_step(trained: Contents) -> None:
     chart = next(each for each in trained.charts["trained"] if each.name == "reward")
     (line,) = chart.lines
-    low, mean, high = line.low[0], line.y[0], line.high[0]
-    assert low is not None
-    assert mean is not None
-    assert high is not None
+    _, mean, low, high = line.points[0]
     # two groups of 0.8, two of 0.3: the standard error of the mean is 0.5 / sqrt(12)
     assert mean == pytest.approx(0.55)
     assert (high - low) / 4 == pytest.approx(0.5 / 12**0.5)
@@ -568,6 +565,6 @@ def test_the_best_of_n_is_a_curve_over_tokens_for_each_number_of_turns(tmp_path:
         charts = {each.name: each for each in Contents(reader).drawn}
     one, two = charts["best-at"].lines
     assert (one.label, two.label) == ("up to 1 turn", "up to 2 turns")
-    assert list(one.x) == [12.0, 24.0, 36.0]
-    assert list(one.y) == pytest.approx([1 / 3, 2 / 3, 1.0])
-    assert list(two.y) == pytest.approx([2 / 3, 1.0, 1.0])
+    assert [row[0] for row in one.rows] == [12.0, 24.0, 36.0]
+    assert [row[1] for row in one.rows] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert [row[1] for row in two.rows] == pytest.approx([2 / 3, 1.0, 1.0])

@@ -175,7 +175,7 @@ def test_an_open_step_is_no_point_of_a_curve(live: RunPaths) -> None:
     assert curves["pass rate"].values == (0.25,)
     for name in ("reward", "pass-rate", "levels", "reward-terms"):
         lines = [line for line in charts[name].lines if not line.is_points]  # of evaluations
-        assert {x for line in lines for x in line.x} == {1}, name
+        assert {row[0] for line in lines for row in line.rows} == {1}, name
 
 
 def test_a_curve_gets_its_point_when_the_last_group_ends(live: RunPaths) -> None:
@@ -220,7 +220,7 @@ def charts(paths: RunPaths) -> str:
     lines += [
         line for chart in contents.charts["trained"] for line in chart.lines if line.is_points
     ]
-    return "; ".join(f"{line.label} {line.y}" for line in lines)
+    return "; ".join(f"{line.label} {[y for _, y, *_ in line.rows]}" for line in lines)
 
 
 WHOLE = "made 97.0 % (level 1 100.0 %, level 2 85.0 %); my bench 0.0 %"

@@ -1,8 +1,8 @@
 """Charts of a run: evaluations, training by step, and time; a table with the same numbers, and
 drawings as SVG and PNG by matplotlib.
 
-`PLOTS` are the charts by step: each takes columns of one source, a query that gives (stage, step,
-name, value), or a number for each column of a step. Open steps are left out. Equal charts give
+A chart by step takes columns of one source: a query that gives (stage, step, name, value), or a
+number for each column of a step. Open steps are left out. Equal charts give
 equal bytes (fixed hash salt, no date); the user's matplotlibrc has no effect; a label is text,
 never a formula. Imported only when a report is made: matplotlib takes 0.3 s.
 """
@@ -14,7 +14,7 @@ import warnings
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import matplotlib
 import matplotlib.style
@@ -28,7 +28,7 @@ from forge.views.text.numbers import NONE, finite, grouped, percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from matplotlib.axes import Axes
 
@@ -64,26 +64,23 @@ _STYLE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One series. Lists have the length of `x`; None is a missing number."""
+Point = tuple[float, float | None, float | None, float | None]
+"""x, y and the two ends of its interval; None for a missing number."""
 
+
+@dataclass(frozen=True, slots=True)
+class Line:
     label: str
-    x: Sequence[float]
-    y: Sequence[float | None]
-    low: Sequence[float | None] = ()
-    """Lower ends of the intervals, or empty."""
-    high: Sequence[float | None] = ()
+    rows: Sequence[Point]
     is_points: bool = False
     """True for single measurements, each with its interval."""
 
     @property
     def points(self) -> list[tuple[float, float, float, float]]:
-        """(x, y, low, high) of each number; a missing end is the number itself."""
-        rows = zip(self.x, self.y, self.low or self.y, self.high or self.y, strict=True)
+        """The rows with a number; a missing end is the number itself."""
         return [
             (x, y, y if low is None else min(low, y), y if high is None else max(high, y))
-            for x, y, low, high in rows
+            for x, y, low, high in self.rows
             if y is not None
         ]
 
@@ -96,13 +93,19 @@ class Chart:
     """Name of its file and anchor: letters and dashes."""
     title: str
     y_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[Line, ...] = ()
     x_label: str = "step"
     names: tuple[str, ...] = ()
     """Names at x = 0, 1, ...; empty for numbers."""
     is_share: bool = False
     note: str = ""
     """Sentence below the picture: the meaning of the lines."""
+    source: str = "steps"
+    """Of a chart by step: `steps`, `kl`, or a name of SOURCES."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Column to the label of its line, empty for the stage's name; none: all of the source."""
+    kind: str = ""
+    """Kind of the stages; empty for all."""
 
     @property
     def is_empty(self) -> bool:
@@ -110,7 +113,7 @@ class Chart:
 
     @property
     def num_rows(self) -> int:
-        return len({x for line in self.lines for x in line.x})
+        return len({row[0] for line in self.lines for row in line.rows})
 
     def show(self, value: float | None) -> str:
         if value is None:
@@ -121,10 +124,10 @@ class Chart:
         """Head and rows with the same numbers, at most MOST_TABLE_ROWS of them."""
         by_x: dict[float, dict[int, str]] = {}
         for index, line in enumerate(self.lines):
-            for place, x in enumerate(line.x):
-                cell = self.show(line.y[place])
-                if line.low and line.low[place] is not None:
-                    cell += f" ({self.show(line.low[place])} to {self.show(line.high[place])})"
+            for x, y, low, high in line.rows:
+                cell = self.show(y)
+                if low is not None:
+                    cell += f" ({self.show(low)} to {self.show(high)})"
                 by_x.setdefault(x, {})[index] = cell
         rows = [
             [
@@ -143,11 +146,10 @@ def spread(rows: list[Row], most: int) -> list[Row]:
     return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
-def make_line(text: str, points: Sequence[tuple[float, float | None]], **more: Any) -> Line:
-    """A line through the points, which are in order."""
-    return Line(
-        label=label(text), x=[x for x, _ in points], y=[finite(y) for _, y in points], **more
-    )
+def make_line(text: str, points: Iterable[Sequence[Any]], *, is_points: bool = False) -> Line:
+    """A line through the points, which are in order: x, y and, where known, the interval's ends."""
+    rows = [(*finite(point), None, None)[:4] for point in points]
+    return Line(label(text), cast("list[Point]", rows), is_points)
 
 
 def label(text: object) -> str:
@@ -219,7 +221,7 @@ def _draw(axes: Axes, line: Line, index: int, shift: float) -> None:
         xs, ys, label=line.label, color=color, linestyle=DASHES[index % len(DASHES)],
         marker=mark if len(xs) <= FEW_POINTS else "",
     )  # fmt: skip
-    if line.low:
+    if any(low is not None for _, _, low, _ in line.rows):
         axes.fill_between(xs, lows, highs, color=color, alpha=0.15, linewidth=0)
 
 
@@ -231,11 +233,11 @@ def _label_axes(axes: Axes, chart: Chart) -> None:
         turned = {"rotation": 35, "ha": "right"} if len(shown) > 5 else {}
         axes.set_xticks(shown, [chart.names[i] for i in shown], **turned)
         axes.set_xlim(-0.5, len(chart.names) - 0.5)
-    elif all(x == int(x) for line in chart.lines for x in line.x):
+    elif all(row[0] == int(row[0]) for line in chart.lines for row in line.rows):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.is_share:
-        ends = [end for line in chart.lines for end in (*line.y, *line.high) if end is not None]
-        axes.set_ylim(0.0, min(1.0, max(0.02, 1.1 * max(ends, default=1.0))))
+        highest = max((high for line in chart.lines for *_, high in line.points), default=1.0)
+        axes.set_ylim(0.0, min(1.0, max(0.02, 1.1 * highest)))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
         axes.yaxis.set_major_formatter(FuncFormatter(_tick))
@@ -319,74 +321,60 @@ WHERE g.purpose = 'train' AND g.reward IS NOT NULL AND s.reward IS NOT NULL
 GROUP BY s.stage, s.step HAVING count(*) > 2
 """
 """Two standard errors of the mean reward over the groups of a step, from three groups on."""
+CHARTS = {
+    "trained": (
+        Chart(name="reward", title="Reward", y_label="mean over turns",
+              columns={"reward": "reward"},
+              note="The band is two standard errors over the groups of a step."),
+        Chart(name="pass-rate", title="Pass rate", y_label="share", is_share=True,
+              columns={"pass_rate": "first turn", "pass_rate_multi": "any turn",
+                       "compile_rate": "first turn compiles"}),
+        Chart(name="speedup", title="Speed-up of correct kernels", y_label="times as fast",
+              columns={"speedup": "mean", "best_speedup": "highest"},
+              note="As measured; kernels are ranked by the lower end of the interval."),
+        Chart(name="sft-loss", title="SFT loss", y_label="loss", source="metrics", kind="sft",
+              columns={"train/loss/mean": ""}),
+    ),
+    "trained_more": (
+        Chart(name="levels", title="Pass rate by level", y_label="share", source="levels",
+              is_share=True),
+        Chart(name="reward-terms", title="Reward terms", y_label="mean over turns", source="terms",
+              note="Mean reward by term; a turn without the term counts as 0."),
+        Chart(name="length", title="Length", y_label="tokens per answer",
+              columns={"completion_tokens": "mean"}),
+        Chart(name="waste", title="Without a signal", y_label="share", is_share=True,
+              columns={"flat_share": "flat groups", "truncated_share": "truncated answers"},
+              note="Flat: all siblings earned the same, so that the group teaches nothing."),
+        Chart(name="kl", title="KL", y_label="nats per token", source="kl"),
+        Chart(name="entropy", title="Entropy", y_label="nats per token", source="metrics",
+              columns={"train/entropy/mean": "mean"}),
+        Chart(name="staleness", title="Staleness", y_label="steps", source="staleness",
+              note="Steps between the weights that made a sample and those it trained."),
+        Chart(name="loss", title="Loss", y_label="loss", source="metrics", kind="grpo",
+              columns={"train/loss/mean": ""}),
+        Chart(name="sft-accuracy", title="SFT token accuracy", y_label="share", source="metrics",
+              columns={"train/token_accuracy/mean": ""}, is_share=True),
+        Chart(name="grad-norm", title="Gradient norm", y_label="norm", source="metrics",
+              columns={"train/grad_norm/value": ""}, kind="grpo"),
+        Chart(name="sft-grad-norm", title="SFT gradient norm", y_label="norm", source="metrics",
+              columns={"train/grad_norm/value": ""}, kind="sft"),
+    ),
+    "failures": (
+        Chart(name="failures", title="Failed turns by status", y_label="share of turns",
+              source="failures", is_share=True),
+    ),
+    "timed": (
+        Chart(name="idle", title="Idle share", y_label="share of the step", source="idle",
+              is_share=True, note="A replica or judge is idle without a request, the trainer while "
+              "it waits for a batch."),
+        Chart(name="step-time", title="Seconds per step", y_label="seconds", source="parts",
+              columns=STEP_PARTS),
+    ),
+}  # fmt: skip
+"""Part of the page to its charts by step; `trained` says whether it learned."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    name: str
-    title: str
-    y_label: str
-    source: str = "steps"
-    """`steps`, or a name of SOURCES."""
-    columns: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Column to the label of its line, empty for the stage's name; none: all of the source."""
-    is_share: bool = False
-    kind: str = ""
-    """Kind of the stages; empty for all."""
-    note: str = ""
-
-
-MAIN = (
-    Plot(name="reward", title="Reward", y_label="mean over turns", columns={"reward": "reward"},
-         note="The band is two standard errors over the groups of a step."),
-    Plot(name="pass-rate", title="Pass rate", y_label="share", is_share=True,
-         columns={"pass_rate": "first turn", "pass_rate_multi": "any turn",
-                  "compile_rate": "first turn compiles"}),
-    Plot(name="speedup", title="Speed-up of correct kernels", y_label="times as fast",
-         columns={"speedup": "mean", "best_speedup": "highest"},
-         note="As measured; kernels are ranked by the lower end of the interval."),
-    Plot(name="sft-loss", title="SFT loss", y_label="loss", source="metrics", kind="sft",
-         columns={"train/loss/mean": ""}),
-)  # fmt: skip
-"""The charts that say whether it learned."""
-MORE = (
-    Plot(name="levels", title="Pass rate by level", y_label="share", source="levels",
-         is_share=True),
-    Plot(name="reward-terms", title="Reward terms", y_label="mean over turns", source="terms",
-         note="Mean reward by term; a turn without the term counts as 0."),
-    Plot(name="length", title="Length", y_label="tokens per answer",
-         columns={"completion_tokens": "mean"}),
-    Plot(name="waste", title="Without a signal", y_label="share", is_share=True,
-         columns={"flat_share": "flat groups", "truncated_share": "truncated answers"},
-         note="Flat: all siblings earned the same, so that the group teaches nothing."),
-    Plot(name="kl", title="KL", y_label="nats per token", source="kl"),
-    Plot(name="entropy", title="Entropy", y_label="nats per token", source="metrics",
-         columns={"train/entropy/mean": "mean"}),
-    Plot(name="staleness", title="Staleness", y_label="steps", source="staleness",
-         note="Steps between the weights that made a sample and those it trained."),
-    Plot(name="loss", title="Loss", y_label="loss", source="metrics", kind="grpo",
-         columns={"train/loss/mean": ""}),
-    Plot(name="sft-accuracy", title="SFT token accuracy", y_label="share", source="metrics",
-         columns={"train/token_accuracy/mean": ""}, is_share=True),
-    Plot(name="grad-norm", title="Gradient norm", y_label="norm", source="metrics", kind="grpo",
-         columns={"train/grad_norm/value": ""}),
-    Plot(name="sft-grad-norm", title="SFT gradient norm", y_label="norm", source="metrics",
-         columns={"train/grad_norm/value": ""}, kind="sft"),
-)  # fmt: skip
-FAILURES = (
-    Plot(name="failures", title="Failed turns by status", y_label="share of turns",
-         source="failures", is_share=True),
-)  # fmt: skip
-TIMES = (
-    Plot(name="idle", title="Idle share", y_label="share of the step", source="idle", is_share=True,
-         note="A replica or judge is idle without a request, the trainer while it waits for a "
-         "batch."),
-    Plot(name="step-time", title="Seconds per step", y_label="seconds", source="parts",
-         columns=STEP_PARTS),
-)  # fmt: skip
-
-Points = dict[int, list[tuple[int, float | None]]]
-"""Points of a column, (step, value), by stage."""
+Points = dict[int, list[tuple[float | None, ...]]]
+"""Points of a column by stage: step, value, and of a mean reward the ends of its interval."""
 
 
 class Training:
@@ -397,7 +385,7 @@ class Training:
         self.steps = [row for row in steps if not row["is_open"]]
         self.open_steps = [row for row in steps if row["is_open"]]
         self._stages, self._evaluations = stages, evaluations
-        self._errors = {(row["stage"], row["step"]): row["errors"] for row in ask(reader, SPREAD)}
+        errors = {(row["stage"], row["step"]): row["errors"] for row in ask(reader, SPREAD)}
         self._sources = {name: _read(reader, sql) for name, sql in SOURCES.items()}
         self._sources["kl"] = {
             key.removeprefix("train/kl").strip("_/").split("/")[0] or "mean": points
@@ -406,42 +394,30 @@ class Training:
         }
         self._sources["steps"] = columns = defaultdict[str, Points](dict)
         for row in self.steps:
+            error = errors.get((row["stage"], row["step"]))
             for name in row.keys() - {"stage", "step"}:
-                columns[name].setdefault(row["stage"], []).append((row["step"], row[name]))
+                point = row["step"], row[name]
+                if name == "reward" and error and row[name] is not None:
+                    point += row[name] - error, row[name] + error
+                columns[name].setdefault(row["stage"], []).append(point)
 
-    def charts(self, plots: Sequence[Plot]) -> list[Chart]:
-        """The charts of the plots, including empty ones."""
-        return [self._with_held_out(self._chart(plot)) for plot in plots]
+    def charts(self, charts: Sequence[Chart]) -> list[Chart]:
+        """The charts with their lines, including empty ones."""
+        return [self._with_held_out(self._with_lines(chart)) for chart in charts]
 
-    def _chart(self, plot: Plot) -> Chart:
-        found = self._sources[plot.source]
-        columns = plot.columns or {name: name for name in found}
+    def _with_lines(self, chart: Chart) -> Chart:
+        found = self._sources[chart.source]
+        columns = chart.columns or {name: name for name in found}
         stages = sorted({
             stage for name in columns for stage in found.get(name, ())
-            if plot.kind in ("", self._name(stage).partition("-")[0])
+            if chart.kind in ("", self._name(stage).partition("-")[0])
         })  # fmt: skip
         lines = [
-            make_line(
-                self._label(stages, stage, words), found[name][stage],
-                **(self._band(stage, found[name][stage]) if plot.name == "reward" else {}),
-            )
+            make_line(self._label(stages, stage, words), found[name][stage])
             for stage in stages for name, words in columns.items()
             if stage in found.get(name, ())
         ]  # fmt: skip
-        return Chart(
-            name=plot.name, title=plot.title, y_label=plot.y_label, is_share=plot.is_share,
-            lines=tuple(line for line in lines if line.points), note=plot.note,
-        )  # fmt: skip
-
-    def _band(self, stage: int, points: Sequence[tuple[int, float | None]]) -> dict[str, Any]:
-        errors = [self._errors.get((stage, step)) for step, _ in points]
-        if not any(errors):
-            return {}
-        ends = [
-            (None, None) if y is None or error is None else (y - error, y + error)
-            for (_, y), error in zip(points, errors, strict=True)
-        ]
-        return {"low": [low for low, _ in ends], "high": [high for _, high in ends]}
+        return replace(chart, lines=tuple(line for line in lines if line.points))
 
     def _with_held_out(self, chart: Chart) -> Chart:
         """The pass rate with a point for each evaluation within, before and after its stages."""
@@ -569,8 +545,8 @@ def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
 
 def _measured(points: Sequence[tuple[int, dict[str, Any]]], name: str) -> Line:
     """pass@1 of evaluations with its interval."""
-    ends = {end: [row[f"ci_{end}"] for _, row in points] for end in ("low", "high")}
-    return make_line(name, [(x, row["pass_at_1"]) for x, row in points], is_points=True, **ends)
+    keys = ("pass_at_1", "ci_low", "ci_high")
+    return make_line(name, [(x, *map(row.get, keys)) for x, row in points], is_points=True)
 
 
 def _source_lines(points: Sequence[tuple[int, dict[str, Any]]], prefix: str = "") -> list[Line]:
@@ -590,9 +566,7 @@ def _curves(rows: Sequence[dict[str, Any]]) -> tuple[Line, ...]:
         by_name[row["stage"]].append(row)
     lines = list[Line]()
     for name in spread(list(by_name), MOST_CURVES):
-        of = by_name[name]
-        has_ends = all(row["low"] is not None for row in of)
-        ends = {end: [row[end] for row in of] for end in ("low", "high") if has_ends}
-        if len(of) > 1:
-            lines.append(make_line(name, [(row["x"], row["y"]) for row in of], **ends))
+        points = [(row["x"], row["y"], row["low"], row["high"]) for row in by_name[name]]
+        if len(points) > 1:
+            lines.append(make_line(name, points))
     return tuple(lines)

@@ -16,12 +16,8 @@ from typing import Any
 from forge.store.reader import RunReader
 from forge.views.gains import load_before_after, load_gains
 from forge.views.report.charts import (
-    FAILURES,
-    MAIN,
-    MORE,
+    CHARTS,
     STEP_PARTS,
-    TIMES,
-    Chart,
     Training,
     ask,
     measured_charts,
@@ -166,13 +162,8 @@ class Contents:
         self.gains = load_gains(reader, self.evaluations, names)
         self.before_after = load_before_after(reader, self.evaluations, names)
         self.training = Training(reader, stages=self.stages, evaluations=self.evaluations)
-        self.charts = {
-            "measured": measured_charts(reader, self.evaluations),
-            "trained": self.training.charts(MAIN),
-            "trained_more": self.training.charts(MORE),
-            "failures": self.training.charts(FAILURES),
-            "timed": self.training.charts(TIMES),
-        }
+        self.charts = {"measured": measured_charts(reader, self.evaluations)}
+        self.charts |= {part: self.training.charts(each) for part, each in CHARTS.items()}
         self._protocols = load_by_protocol(reader)
         self._raw = {name: reader.query(sql) for name, sql in TABLES.items()}
         self.samples = Samples(
