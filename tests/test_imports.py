@@ -186,8 +186,8 @@ SUPERVISOR: dict[str, set[str]] = {
         "runner.stages", "runner.outlets",
     },
     "commands": {
-        "runner", "runner.plan", "runner.prepare", "runner.stages", "runner.weights",
-        "adapters", "commands.doctor",
+        "runner", "runner.outlets", "runner.plan", "runner.prepare", "runner.stages",
+        "runner.weights", "adapters", "commands.doctor",
     },
     "commands.judge": {"adapters", "commands"},
     "adapters": {"client"},

@@ -34,12 +34,12 @@ from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.devices import Gpu
 from forge.records import split_step
 from forge.records.rules import POLICIES, PolicyName
+from forge.runner.outlets.summary import RESULTS
 from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights
 from forge.serve.remote import choose_model, open_server
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
-from forge.views.suite import RESULTS
 
 MAX_NAME = 56
 BOTH = "both"
