@@ -17,7 +17,7 @@ from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.compare import find_changes
-from forge.views.report import samples, write_report
+from forge.views.report import contents, write_report
 from forge.views.report.charts import (
     MOST_TABLE_ROWS,
     Chart,
@@ -221,11 +221,11 @@ def test_long_answers_and_many_rollouts_stay_bounded(
     problems = [replace(problem(), problem_id=f"p{number}") for number in range(200)]
     records = [attempt(), *problems, *groups, evaluation(stage="eval-0", step=1)]
     page = page_of(make_run(tmp_path / "l-1", records))
-    assert page.count('<details class="rollout">') <= 2 * samples.MOST_SHOWN
+    assert page.count('<details class="rollout">') <= 2 * contents.MOST_SHOWN
     assert "</script>" not in page
     assert "[1,068,000 characters more are in the store]" in page
     assert len(page) < 2_000_000
-    monkeypatch.setattr(samples, "MOST_CHARACTERS", 1)
+    monkeypatch.setattr(contents, "MOST_CHARACTERS", 1)
     few = page_of(RunPaths(tmp_path / "l-1"))
     assert few.count('<details class="rollout">') == 1
     test_every_link_leads_to_a_place(page, few)
