@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,11 +108,11 @@ def compare(
     from forge.store.reader import open_run
     from forge.views import compare as view
 
-    if by not in list(view.By):
-        raise ConfigError(f"--by {by}: no such measure; allowed: {', '.join(view.By)}")
+    if by not in view.UNITS:
+        raise ConfigError(f"--by {by}: no such measure; allowed: {', '.join(view.UNITS)}")
     with open_run(find(a, store)) as left, open_run(find(b, store)) as right:
-        found = view.compare(left, right, by=view.By(by))
-    print_json(found.to_json()) if as_json else print_rich(view.render_comparison(found))
+        found = view.compare(left, right, by=by)
+    print_json(found) if as_json else print_rich(view.render_comparison(found))
 
 
 @app.command()
@@ -162,7 +161,7 @@ def sql(
         if text is None:
             relations = view.list_relations(lambda sql: reader.query(sql).rows)
             if as_json:
-                return print_json([asdict(each) for each in relations])
+                return print_json(relations)
             return print_rich(view.render_relations(relations))
         with explain_sql(view.PLACE):
             found = reader.stream(text, bound)

@@ -1,10 +1,9 @@
 """Compares two runs: settings, learning curves over the same steps, tokens or seconds, problems won
 and lost, with intervals.
 
-`compare(a, b, by=By.STEP)` gives a `Comparison`, data only; `render_comparison` prints it. Called
-by `forge compare A B`, the monitor and notebooks. What cannot be compared is a line in
-`Comparison.notes`: never an error, and never a number with another meaning. All differences are b
-minus a.
+`compare(a, b, by="step")` gives a `Comparison`, data only; `render_comparison` prints it. Called by
+`forge compare A B`, the monitor and notebooks. What cannot be compared is a line in `notes`: never
+an error, and never a number with another meaning. All differences are b minus a.
 """
 
 from __future__ import annotations
@@ -12,161 +11,46 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from rich.console import Group as RichGroup
-from rich.text import Text
-
-from forge.store.reader import RunReader
-from forge.views.gains import FIRST_ANSWERS
+from forge.views.gains import FIRST_ANSWERS, points
 from forge.views.run_state import load_experiment, run_state, words_of
 from forge.views.statistics import Estimate, Tally, compare_paired, estimate_difference
 from forge.views.text.numbers import NONE, digits, percent, without_empty
 from forge.views.text.secrets import HIDDEN, is_secret
 from forge.views.text.terminal import printable
 
+if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
 
-class By(StrEnum):
-    """Quantity that both runs get the same amount of."""
+    from forge.store.reader import RunReader
 
-    STEP = "step"
-    """Training steps: of GRPO if either run has them, else of SFT."""
-    TOKENS = "tokens"
-    """Completion tokens generated for training."""
-    TIME = "time"
-    """Seconds of training steps, without evaluations and without the time between attempts."""
+UNITS = {"step": "steps", "tokens": "tokens", "time": "seconds"}
+"""Quantity that both runs get the same amount of, to its unit: training steps, of GRPO if either
+run has them, else of SFT; completion tokens generated for training; seconds of training steps,
+without evaluations and without the time between attempts."""
 
+Row = dict[str, Any]
+Comparison = dict[str, Any]
+"""What `forge compare --json` prints; a note explains each empty part.
 
-UNITS = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "seconds"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    name: str
-    state: str
-    spent: float | None
-    """Total of the compared quantity; None if it was not counted."""
-    devices: tuple[str, ...]
-    """Judging devices of that evaluation: `cpu`, or a GPU's name."""
-    evaluation: str | None
-    """The evaluation whose problems are compared: `eval-4 at step 20`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    key: str
-    """`rollout.group_size`; `stages`, and `stage.grpo.steps`, `stage.grpo[1].steps` for the second
-    of a kind, `stage.grpo (round 2).steps`; `code.commit`, `versions.torch`, `machine.cores` for
-    the code and machine of a run."""
-    a: Any
-    """None if a has no such key; the same for b."""
-    b: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
-    """Both runs at the same x: means of the last steps up to it (WINDOW)."""
-
-    x: float
-    a: float | None
-    b: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePair:
-    """One metric of both runs over the compared quantity."""
-
-    name: str
-    """A column of v_steps, or a metric: `reward`, `train/kl_behaviour/mean`."""
-    a: tuple[tuple[float, float], ...]
-    """(x, value) of every step that has one."""
-    b: tuple[tuple[float, float], ...]
-    at: tuple[CurvePoint, ...]
-    """At equal x; the last is the end of the shorter run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemChange:
-    """First answers of both runs to one problem."""
-
-    problem_id: str
-    family: str
-    level: int
-    source: str
-    """Name of its source; empty if the run has one."""
-    num_a: int
-    correct_a: int
-    num_b: int
-    correct_b: int
-    difference: float
-    """Difference of the shares of correct first turns."""
-    outcome: str
-    """`won` if b is better, `lost`, `even`."""
-    speedup_a: float | None
-    """Best of the evaluation's correct answers."""
-    speedup_b: float | None
-    speedup_ratio: float | None
-    """b's best speedup over a's, if one device has timed both: times of different cards are not
-    comparable."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """pass@1 of both on the problems that both evaluated."""
-
-    a: float
-    b: float
-    difference: Estimate
-    """Paired by problem, with the 95 % interval of resampled problems."""
-    num_won: int
-    """Problems that b solves more often than a."""
-    num_lost: int
-    num_even: int
-
-    @property
-    def is_certain(self) -> bool:
-        """True if the interval of the difference excludes 0."""
-        return self.difference.low > 0 or self.difference.high < 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScorePart:
-    """The score of one source or level."""
-
-    name: str
-    score: Score
-    speed: Estimate | None
-    """log2 of `ProblemChange.speedup_ratio`: 1 is twice as fast."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Result of a comparison. A note explains each empty part."""
-
-    by: By
-    budget: float | None
-    """Common amount of `by`: the smaller of the two totals."""
-    a: Side
-    b: Side
-    config: tuple[Change, ...]
-    curves: tuple[CurvePair, ...]
-    score: Score | None
-    problems: tuple[ProblemChange, ...]
-    """Largest loss first, largest gain last."""
-    by_source: tuple[ScorePart, ...]
-    """Empty if all problems are of one source."""
-    by_level: tuple[ScorePart, ...]
-    notes: tuple[str, ...]
-    """Parts that could not be compared, each with the reason."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
+`by`, a key of UNITS, and `budget`, the common amount of it: the smaller of the two totals.
+`a`, `b`: `name`, `state`, `spent` (total of the quantity; None if it was not counted), `evaluation`
+whose problems are compared (`eval-4 at step 20`), and its judging `devices`: `cpu` or GPUs.
+`config`: settings that differ, by `find_changes`.
+`curves`: `name`, a column of v_steps or a metric; `a`, `b`: (x, value) of every step that has one;
+`at`: `a` and `b` at equal `x`, means of the last steps up to it (WINDOW); the last is the end of
+the shorter run.
+`score`: pass@1 of `a` and `b` on the problems that both evaluated; `difference`, an Estimate,
+paired by problem; `num_won`, problems that b solves more often, `num_lost`, `num_even`.
+`problems`: first answers to each problem, largest loss first: `_change`.
+`by_source`, `by_level`: `name`, `score`, and `speed`, an Estimate of log2 of the problems'
+`speedup_ratio`: 1 is twice as fast. No sources if all problems are of one.
+`notes`: parts that could not be compared, each with the reason."""
 
 WINDOW = 5
 """Steps averaged: one step's reward comes from few problems."""
@@ -179,12 +63,15 @@ VALUE_CHARACTERS = 30
 
 def render_comparison(found: Comparison) -> RichGroup:
     """Score first, then its reasons: settings, curves, problems, parts."""
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
     from forge.views.text.fitting import Fitting
 
     parts: list[Any] = [Text(printable(_head(found)), style="bold")]
-    if found.score is not None:
-        parts.append(Text(_sentence(found.score)))
-    parts += [Text(printable(f"note: {note}"), style="yellow") for note in found.notes]
+    if found["score"] is not None:
+        parts.append(Text(_sentence(found["score"])))
+    parts += [Text(printable(f"note: {note}"), style="yellow") for note in found["notes"]]
     for title, columns, rows in _tables(found):
         if rows:
             parts += [Text(""), Text(title, style="bold"), Fitting(columns, rows)]
@@ -193,79 +80,72 @@ def render_comparison(found: Comparison) -> RichGroup:
 
 def _head(found: Comparison) -> str:
     sides = [
-        f"{letter} {side.name} ({side.state}"
-        + (f", {side.spent:,.0f} {UNITS[found.by]}" if side.spent is not None else "")
-        + (f", {side.evaluation}" if side.evaluation else "")
+        f"{letter} {side['name']} ({side['state']}"
+        + (f", {side['spent']:,.0f} {UNITS[found['by']]}" if side["spent"] is not None else "")
+        + (f", {side['evaluation']}" if side["evaluation"] else "")
         + ")"
-        for letter, side in (("a", found.a), ("b", found.b))
+        for letter, side in (("a", found["a"]), ("b", found["b"]))
     ]
     return "\n".join(sides)
 
 
-def _sentence(score: Score) -> str:
-    verdict = "beyond chance" if score.is_certain else "within chance"
+def _sentence(score: Row) -> str:
+    difference = score["difference"]
+    verdict = "beyond chance" if difference.is_clear else "within chance"
     return (
-        f"pass@1 {percent(score.a)} → {percent(score.b)}: {_points(score.difference.value)} points "
-        f"({_between(score.difference)}, 95 %): {verdict}\n"
-        f"{score.difference.num_problems} problems, paired: {score.num_won} won, "
-        f"{score.num_lost} lost, {score.num_even} even"
+        f"pass@1 {percent(score['a'])} → {percent(score['b'])}: {points(difference.value)} points "
+        f"({_between(difference)}, 95 %): {verdict}\n"
+        f"{difference.num_problems} problems, paired: {score['num_won']} won, "
+        f"{score['num_lost']} lost, {score['num_even']} even"
     )
 
 
 def _tables(found: Comparison) -> Iterator[tuple[str, Sequence[str], Sequence[Sequence[Any]]]]:
     """Title, columns and rows of each table."""
-    settings = [(each.key, _value(each.a), _value(each.b)) for each in found.config]
+    settings = [(each["key"], _value(each["a"]), _value(each["b"])) for each in found["config"]]
     yield "settings that differ", ("key", "a", "b"), settings
     curves = [
         (
-            curve.name.removeprefix("train/").removesuffix("/mean"),
-            *(f"{digits(point.a)} → {digits(point.b)}" for point in curve.at[-NUM_POINTS:]),
+            curve["name"].removeprefix("train/").removesuffix("/mean"),
+            *(f"{digits(at['a'])} → {digits(at['b'])}" for at in curve["at"][-NUM_POINTS:]),
         )
-        for curve in found.curves
+        for curve in found["curves"]
     ]
-    points = found.curves[0].at[-NUM_POINTS:] if curves else ()
-    heads = ("metric", *(f"{point.x:,.0f} {UNITS[found.by]}" for point in points))
-    yield f"curves at equal {found.by}, means of the last {WINDOW} steps, a → b", heads, curves
-    for title, parts in (("by source", found.by_source), ("by level", found.by_level)):
+    shown = found["curves"][0]["at"][-NUM_POINTS:] if curves else ()
+    heads = ("metric", *(f"{at['x']:,.0f} {UNITS[found['by']]}" for at in shown))
+    yield f"curves at equal {found['by']}, means of the last {WINDOW} steps, a → b", heads, curves
+    for part in ("source", "level"):
         heads = ("", "n", "a", "b", "b − a", "95 %", "won", "lost", "speed b/a")
-        yield title, *without_empty(heads, [_part_cells(part) for part in parts])
-    won = [each for each in reversed(found.problems) if each.outcome == "won"]
-    lost = [each for each in found.problems if each.outcome == "lost"]
-    for title, problems in (("won by b", won), ("lost by b", lost)):
+        cells = [_part_cells(**each) for each in found[f"by_{part}"]]
+        yield f"by {part}", *without_empty(heads, cells)
+    for outcome, problems in (("won", found["problems"][::-1]), ("lost", found["problems"])):
         heads = ("problem", "level", "a", "b", "b − a", "speed-up a", "speed-up b")
-        more = max(0, len(problems) - NUM_PROBLEMS)
-        words = f"{title}: {len(problems)} problems" + (f", {more} not shown" if more else "")
-        cells = [_problem_cells(each) for each in problems[:NUM_PROBLEMS]]
-        yield words, *without_empty(heads, cells)
+        of = [each for each in problems if each["outcome"] == outcome]
+        more = f", {len(of) - NUM_PROBLEMS} not shown" if len(of) > NUM_PROBLEMS else ""
+        cells = [_problem_cells(each) for each in of[:NUM_PROBLEMS]]
+        title = f"{outcome} by b: {len(of)} problems{more}"
+        yield title, *without_empty(heads, cells)
 
 
-def _part_cells(part: ScorePart) -> tuple[Any, ...]:
-    score, speed = part.score, NONE
-    if part.speed is not None:
-        value, low, high = (2.0**x for x in (part.speed.value, part.speed.low, part.speed.high))
-        speed = f"{value:.2f}× ({low:.2f}–{high:.2f})"
+def _part_cells(name: str, score: Row, speed: Estimate | None) -> tuple[Any, ...]:
+    times, difference = NONE, score["difference"]
+    if speed is not None:
+        value, low, high = (2.0**x for x in (speed.value, speed.low, speed.high))
+        times = f"{value:.2f}× ({low:.2f}–{high:.2f})"
     return (
-        part.name, score.difference.num_problems, percent(score.a), percent(score.b),
-        _points(score.difference.value), _between(score.difference), score.num_won, score.num_lost,
-        speed,
+        name, difference.num_problems, percent(score["a"]), percent(score["b"]),
+        points(difference.value), _between(difference), score["num_won"], score["num_lost"], times,
     )  # fmt: skip
 
 
-def _problem_cells(each: ProblemChange) -> tuple[Any, ...]:
-    return (
-        each.problem_id, each.level, f"{each.correct_a}/{each.num_a}",
-        f"{each.correct_b}/{each.num_b}", _points(each.difference), digits(each.speedup_a),
-        digits(each.speedup_b),
-    )  # fmt: skip
-
-
-def _points(value: float) -> str:
-    """`+12.5`: percentage points."""
-    return f"{100 * value:+.1f}"
+def _problem_cells(each: Row) -> tuple[Any, ...]:
+    solved = (f"{each[f'correct_{side}']}/{each[f'num_{side}']}" for side in "ab")
+    speeds = (digits(each[f"speedup_{side}"]) for side in "ab")
+    return each["problem_id"], each["level"], *solved, points(each["difference"]), *speeds
 
 
 def _between(difference: Estimate) -> str:
-    return f"{_points(difference.low)} to {_points(difference.high)}"
+    return f"{points(difference.low)} to {points(difference.high)}"
 
 
 def _value(value: Any) -> str:
@@ -281,18 +161,23 @@ ORDER BY attempt DESC LIMIT 1
 """
 
 
-def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
-    """Keys of the experiment, then of the last attempt's code and machine, where they differ. A
-    stage that only one run has appears in `stages`, without its keys."""
+def find_changes(a: RunReader, b: RunReader) -> list[Row]:
+    """Rows of `key`, `a` and `b`: of the experiment, then of the last attempt's code and machine,
+    where they differ; None if a run has no such key. A stage that only one run has appears in
+    `stages`, without its keys.
+
+    Keys: `rollout.group_size`; `stages`; `stage.grpo.steps`, `stage.grpo[1].steps` for the second
+    of a kind, `stage.grpo (round 2).steps`; `code.commit`, `versions.torch`, `machine.cores`.
+    """
     settings = [_settings(reader) for reader in (a, b)]
     left, right = settings
     stages = [{_stage_of(key) for key in each} for each in settings]
-    return tuple(
-        Change(key=key, a=_shown(key, left), b=_shown(key, right))
+    return [
+        {"key": key, "a": _shown(key, left), "b": _shown(key, right)}
         for key in {**left, **right}
         if left.get(key, ABSENT) != right.get(key, ABSENT)
         and all(_stage_of(key) in each for each in stages)
-    )
+    ]
 
 
 def _shown(key: str, settings: Mapping[str, Any]) -> Any:
@@ -340,9 +225,10 @@ def _flat(table: Mapping[str, Any], *, place: str = "") -> Iterator[tuple[str, A
 INSTEAD = "no curves; the last evaluations are compared"
 
 
-def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
+def compare(a: RunReader, b: RunReader, *, by: str = "step") -> Comparison:
+    """Compares by a key of UNITS."""
     runs, notes = (a, b), list[str]()
-    of_rollouts = any(_has_rollouts(reader) for reader in runs)
+    of_rollouts = any(reader.value(_PLAYED) is not None for reader in runs)
     trained = [_load_trained_steps(reader, by, of_rollouts=of_rollouts) for reader in runs]
     budget = _budget(runs, trained, by, of_rollouts=of_rollouts, notes=notes)
     chosen = [
@@ -350,34 +236,35 @@ def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
         for reader, steps in zip(runs, trained, strict=True)
     ]
     problems = _common(runs, chosen, by=by, budget=budget, notes=notes)
-    has_sources = len({each.source for each in problems}) > 1
-    sides = [
-        Side(
-            name=reader.paths.name, state=run_state(reader), spent=steps.total, evaluation=name,
-            devices=tuple(sorted({one for row in answers.values() for one in row["devices"]})),
-        )
+    has_sources = len({each["source"] for each in problems}) > 1
+    left, right = (
+        {
+            "name": reader.paths.name, "state": run_state(reader), "spent": steps.total,
+            "devices": sorted({one for row in answers.values() for one in row["devices"]}),
+            "evaluation": name,
+        }
         for reader, steps, (name, answers) in zip(runs, trained, chosen, strict=True)
-    ]  # fmt: skip
-    return Comparison(
-        by=by,
-        budget=budget,
-        a=sides[0],
-        b=sides[1],
-        config=find_changes(a, b),
-        curves=_compare_curves(*trained, budget=budget) if budget else (),
-        score=_score(problems),
-        problems=tuple(problems),
-        by_source=_parts_of(problems, lambda each: each.source) if has_sources else (),
-        by_level=_parts_of(
+    )  # fmt: skip
+    return {
+        "by": by,
+        "budget": budget,
+        "a": left,
+        "b": right,
+        "config": find_changes(a, b),
+        "curves": _compare_curves(*trained, budget=budget) if budget else [],
+        "score": _score(problems),
+        "problems": problems,
+        "by_source": _parts_of(problems, lambda each: each["source"]) if has_sources else [],
+        "by_level": _parts_of(
             problems,
-            lambda each: f"{each.source if has_sources else ''} level {each.level}".strip(),
+            lambda each: f"{each['source'] if has_sources else ''} level {each['level']}".strip(),
         ),
-        notes=tuple(notes),
-    )
+        "notes": notes,
+    }
 
 
 def _budget(
-    runs: Sequence[RunReader], trained: Sequence[TrainedSteps], by: By, *,
+    runs: Sequence[RunReader], trained: Sequence[TrainedSteps], by: str, *,
     of_rollouts: bool, notes: list[str],
 ) -> float | None:  # fmt: skip
     """Common budget; None if a run has no steps or did not count the quantity."""
@@ -395,8 +282,8 @@ def _budget(
 
 def _common(
     runs: Sequence[RunReader], chosen: Sequence[tuple[str | None, Answers]], *,
-    by: By, budget: float | None, notes: list[str],
-) -> list[ProblemChange]:  # fmt: skip
+    by: str, budget: float | None, notes: list[str],
+) -> list[Row]:  # fmt: skip
     """Problems that are the same in both, by name and source, largest loss first."""
     names = [reader.paths.name for reader in runs]
     when = "" if budget is None else f" after at most {budget:,.0f} {UNITS[by]}"
@@ -416,7 +303,7 @@ def _common(
     if same and len(same) < max(len(a), len(b)):
         notes.append(f"{len(same)} problems in common, of {len(a)} and {len(b)} evaluated")
     changes = [_change(name, a[name], b[name]) for name in same]
-    return sorted(changes, key=lambda each: (each.difference, each.problem_id))
+    return sorted(changes, key=lambda each: (each["difference"], each["problem_id"]))
 
 
 def _some(answers: Answers) -> str:
@@ -424,53 +311,54 @@ def _some(answers: Answers) -> str:
     return f"{first} and {len(others)} more" if others else first
 
 
-def _change(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> ProblemChange:
+def _change(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Row:
+    """First answers of both runs to a problem: tallies, `difference` of the shares of correct ones,
+    `outcome` (`won` if b is better, `lost`, `even`), the best speed-ups of correct ones, and b's
+    over a's if one device has timed both: times of different cards are not comparable."""
     difference = b["correct"] / b["num"] - a["correct"] / a["num"]
     is_timed = a["speedup"] and b["speedup"]
     is_one_device = len(a["devices"]) == 1 and a["devices"] == b["devices"]
-    return ProblemChange(
-        problem_id=name, family=b["family"], level=b["level"], source=a["source"],
-        num_a=a["num"], correct_a=a["correct"], num_b=b["num"], correct_b=b["correct"],
-        difference=difference,
-        outcome="won" if difference > 0 else "lost" if difference < 0 else "even",
-        speedup_a=a["speedup"], speedup_b=b["speedup"],
-        speedup_ratio=b["speedup"] / a["speedup"] if is_timed and is_one_device else None,
+    return {
+        "problem_id": name, "family": b["family"], "level": b["level"], "source": a["source"],
+        "num_a": a["num"], "correct_a": a["correct"], "num_b": b["num"], "correct_b": b["correct"],
+        "difference": difference,
+        "outcome": "won" if difference > 0 else "lost" if difference < 0 else "even",
+        "speedup_a": a["speedup"], "speedup_b": b["speedup"],
+        "speedup_ratio": b["speedup"] / a["speedup"] if is_timed and is_one_device else None,
+    }  # fmt: skip
+
+
+def _score(problems: Sequence[Row]) -> Row | None:
+    a, b = (
+        {each["problem_id"]: Tally(num=each[f"num_{s}"], correct=each[f"correct_{s}"])
+         for each in problems}
+        for s in "ab"
     )  # fmt: skip
-
-
-def _score(problems: Sequence[ProblemChange]) -> Score | None:
-    a = {each.problem_id: Tally(num=each.num_a, correct=each.correct_a) for each in problems}
-    b = {each.problem_id: Tally(num=each.num_b, correct=each.correct_b) for each in problems}
     difference = compare_paired(a, b)
     if difference is None:
         return None
-    rates = [[t.correct / t.num for t in tallies.values()] for tallies in (a, b)]
-    outcomes = [each.outcome for each in problems]
-    return Score(
-        a=math.fsum(rates[0]) / len(a), b=math.fsum(rates[1]) / len(b), difference=difference,
-        num_won=outcomes.count("won"), num_lost=outcomes.count("lost"),
-        num_even=outcomes.count("even"),
-    )  # fmt: skip
+    outcomes = Counter(each["outcome"] for each in problems)
+    rates = (math.fsum(t.correct / t.num for t in of.values()) / len(of) for of in (a, b))
+    return {
+        **dict(zip("ab", rates, strict=True)), "difference": difference,
+        **{f"num_{outcome}": outcomes[outcome] for outcome in ("won", "lost", "even")},
+    }  # fmt: skip
 
 
-def _parts_of(
-    problems: Sequence[ProblemChange], name: Callable[[ProblemChange], str]
-) -> tuple[ScorePart, ...]:
+def _parts_of(problems: Sequence[Row], name: Callable[[Row], str]) -> list[Row]:
     """Scores of the problems with the same name, by source and level."""
-    found: dict[str, list[ProblemChange]] = defaultdict(list)
-    for each in sorted(problems, key=lambda each: (each.source, each.level)):
+    found: dict[str, list[Row]] = defaultdict(list)
+    for each in sorted(problems, key=lambda each: (each["source"], each["level"])):
         found[name(each)].append(each)
-    return tuple(
-        ScorePart(
-            name=part,
-            score=score,
-            speed=estimate_difference(
-                [math.log2(each.speedup_ratio) for each in of if each.speedup_ratio]
-            ),
-        )
+    ratios = {
+        part: [math.log2(each["speedup_ratio"]) for each in of if each["speedup_ratio"]]
+        for part, of in found.items()
+    }
+    return [
+        {"name": part, "score": score, "speed": estimate_difference(ratios[part])}
         for part, of in found.items()
         if (score := _score(of)) is not None
-    )
+    ]
 
 
 STEP_COLUMNS = (
@@ -488,6 +376,8 @@ _STEPS = (
 )
 _METRICS = "SELECT stage, step, key, value, at, attempt FROM v_metrics WHERE key IN ({})"
 _WALL = "step/wall/seconds"
+_PLAYED = "SELECT 1 FROM groups WHERE purpose = 'train' LIMIT 1"
+"""A row if the run trained on rollouts, or intends to."""
 
 StageStep = tuple[int, int]
 """(stage, step)."""
@@ -516,13 +406,7 @@ class TrainedSteps:
         )
 
 
-def _has_rollouts(reader: RunReader) -> bool:
-    """True if the run trained on rollouts, or intends to."""
-    found = reader.value("SELECT 1 FROM groups WHERE purpose = 'train' LIMIT 1")
-    return found is not None
-
-
-def _load_trained_steps(reader: RunReader, by: By, *, of_rollouts: bool) -> TrainedSteps:
+def _load_trained_steps(reader: RunReader, by: str, *, of_rollouts: bool) -> TrainedSteps:
     """The steps trained on rollouts, or those of SFT."""
     played = {(row["stage"], row["step"]): row for row in reader.rows(_STEPS)}
     keys = (*METRICS, _WALL)
@@ -548,9 +432,9 @@ def _load_trained_steps(reader: RunReader, by: By, *, of_rollouts: bool) -> Trai
     for index, place in enumerate(places):
         is_first = not index or places[index - 1][0] != place[0]
         before = None if is_first else places[index - 1]
-        if by is By.STEP:
+        if by == "step":
             costs.append(place[1] - (before[1] if before else 0))
-        elif by is By.TOKENS:
+        elif by == "tokens":
             costs.append(played.get(place, {}).get("num_completion_tokens"))
         else:
             costs.append(walls.get(place, _seconds_between(before, place, marks)))
@@ -571,17 +455,17 @@ def _seconds_between(
     return max(0.0, marks[place][1] - marks[before][1])
 
 
-def _compare_curves(a: TrainedSteps, b: TrainedSteps, *, budget: float) -> tuple[CurvePair, ...]:
+def _compare_curves(a: TrainedSteps, b: TrainedSteps, *, budget: float) -> list[Row]:
     """Curves of every metric that both runs have."""
     xs = [share * budget for share in SHARES]
-    return tuple(
-        CurvePair(
-            name=name, a=left, b=right,
-            at=tuple(CurvePoint(x=x, a=_mean_at(left, x), b=_mean_at(right, x)) for x in xs),
-        )
+    return [
+        {
+            "name": name, "a": left, "b": right,
+            "at": [{"x": x, "a": _mean_at(left, x), "b": _mean_at(right, x)} for x in xs],
+        }
         for name in (*STEP_COLUMNS, *METRICS)
         if (left := a.curve(name)) and (right := b.curve(name))
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def _mean_at(curve: tuple[tuple[float, float], ...], x: float) -> float | None:

@@ -50,21 +50,17 @@ class Gain:
     estimate: Estimate
     """after − before, paired by problem."""
 
-    @property
-    def is_clear(self) -> bool:
-        return self.estimate.low > 0 or self.estimate.high < 0
-
     def short(self) -> str:
         """`+25.0 pts`, with a question mark if the interval includes zero."""
-        return f"{_points(self.estimate.value)} pts{'' if self.is_clear else '?'}"
+        return f"{points(self.estimate.value)} pts{'' if self.estimate.is_clear else '?'}"
 
     def points(self) -> str:
         """`+25.0 points (95 %: +17.2 to +33.1)`."""
         each = self.estimate
         if not math.isfinite(each.low + each.high):
-            return f"{_points(each.value)} points"
-        between = f"{_points(each.low)} to {_points(each.high)}"
-        return f"{_points(each.value)} points (95 %: {between})"
+            return f"{points(each.value)} points"
+        between = f"{points(each.low)} to {points(each.high)}"
+        return f"{points(each.value)} points (95 %: {between})"
 
 
 def load_gains(
@@ -117,7 +113,7 @@ def _load_tallies(reader: RunReader, row: Mapping[str, Any]) -> dict[str, Tally]
     }
 
 
-def _points(share: float) -> str:
+def points(share: float) -> str:
     """`+25.0`, with a real minus sign."""
     return f"{100 * share:+.1f}".replace("-", "−")
 

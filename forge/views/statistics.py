@@ -331,6 +331,11 @@ class Estimate:
     high: float
     num_problems: int
 
+    @property
+    def is_clear(self) -> bool:
+        """True if the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
 
 UNKNOWN = Estimate(value=0.0, low=0.0, high=1.0, num_problems=0)
 """A rate without a problem."""

@@ -422,7 +422,7 @@ def test_a_comparison_lists_a_changed_secret_without_its_value(tmp_path: Path) -
         text = f'[notify]\nwebhook = "https://h/{host}"\n[serve.env]\nHF_TOKEN = "{host}"\n'
         edit(paths.run_db, "UPDATE runs SET experiment = ?", text)
     with open_run(runs[0]) as a, open_run(runs[1]) as b:
-        found = {each.key: (each.a, each.b) for each in find_changes(a, b)}
+        found = {each["key"]: (each["a"], each["b"]) for each in find_changes(a, b)}
     assert found == {"notify.webhook": ("…", "…"), "serve.env.HF_TOKEN": ("…", "…")}
     assert not is_secret("notify.on")
 
@@ -518,7 +518,7 @@ def test_a_gain_is_paired_by_problem_and_has_an_interval(trained: Contents) -> N
     (gain,) = trained.gains
     assert (gain.before, gain.after, gain.estimate.num_problems) == ("eval-0", "eval-2", 12)
     assert gain.by == ("grpo-1",)
-    assert gain.is_clear
+    assert gain.estimate.is_clear
     assert gain.points() == "+100.0 points (95 %: +100.0 to +100.0)"
     (_, _, about), *_ = trained.cards
     assert "grpo-1 +100.0 points (95 %: +100.0 to +100.0)" in about

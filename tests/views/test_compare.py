@@ -13,7 +13,7 @@ from forge.cli import run_command
 from forge.records import Event, Group, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.views.compare import By, Comparison, compare, render_comparison
+from forge.views.compare import Comparison, compare, render_comparison
 from tests.store.storefactory import (
     EXPERIMENT,
     attempt,
@@ -73,7 +73,7 @@ def made(
     return [*out, evaluation("eval-2", step=num_steps, at=100.0)]
 
 
-def compared(tmp_path: Path, a: list, b: list, *, by: By = By.STEP) -> Comparison:
+def compared(tmp_path: Path, a: list, b: list, *, by: str = "step") -> Comparison:
     for name, records in (("a-1", a), ("b-1", b)):
         anyio.run(write_run, tmp_path / name, records)
     with open_run(tmp_path / "a-1") as left, open_run(tmp_path / "b-1") as right:
@@ -96,20 +96,31 @@ def test_problems_are_won_and_lost_with_a_paired_interval(tmp_path: Path) -> Non
     before = {0: 0, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4}
     after = {0: 4, 1: 4, 2: 4, 3: 4, 4: 3, 5: 4}
     found = compared(tmp_path, made(before), made(after))
-    assert (found.score.a, found.score.b) == (pytest.approx(13 / 24), pytest.approx(23 / 24))
-    assert (found.score.num_won, found.score.num_lost, found.score.num_even) == (4, 1, 1)
-    difference = found.score.difference
+    assert (found["score"]["a"], found["score"]["b"]) == (
+        pytest.approx(13 / 24),
+        pytest.approx(23 / 24),
+    )
+    assert (found["score"]["num_won"], found["score"]["num_lost"], found["score"]["num_even"]) == (
+        4,
+        1,
+        1,
+    )
+    difference = found["score"]["difference"]
     assert difference.value == pytest.approx(10 / 24)
     assert 0 < difference.low < difference.value < difference.high
-    assert found.score.is_certain
-    first, last = found.problems[0], found.problems[-1]
-    assert (first.problem_id, first.outcome, first.difference) == ("softmax-0004", "lost", -0.25)
-    assert (last.problem_id, last.outcome) == ("softmax-0000", "won")
-    assert (last.correct_a, last.num_a, last.correct_b, last.num_b) == (0, 4, 4, 4)
-    assert [part.name for part in found.by_level] == ["level 1", "level 2"]
-    assert found.by_level[0].score.num_won == 2
-    assert found.by_source == ()
-    assert found.notes == ()
+    assert difference.is_clear
+    first, last = found["problems"][0], found["problems"][-1]
+    assert (first["problem_id"], first["outcome"], first["difference"]) == (
+        "softmax-0004",
+        "lost",
+        -0.25,
+    )
+    assert (last["problem_id"], last["outcome"]) == ("softmax-0000", "won")
+    assert (last["correct_a"], last["num_a"], last["correct_b"], last["num_b"]) == (0, 4, 4, 4)
+    assert [part["name"] for part in found["by_level"]] == ["level 1", "level 2"]
+    assert found["by_level"][0]["score"]["num_won"] == 2
+    assert found["by_source"] == []
+    assert found["notes"] == []
 
 
 def test_scores_of_several_sources_are_apart(tmp_path: Path) -> None:
@@ -118,20 +129,32 @@ def test_scores_of_several_sources_are_apart(tmp_path: Path) -> None:
     for records in runs:
         records[-1] = replace(records[-1], detail={**records[-1].detail, "sources": sources})
     found = compared(tmp_path, *runs)
-    won = {part.name: (part.score.num_won, part.score.num_even) for part in found.by_source}
+    won = {
+        part["name"]: (part["score"]["num_won"], part["score"]["num_even"])
+        for part in found["by_source"]
+    }
     assert won == {"made": (1, 0), "my bench": (0, 1)}
-    assert [part.name for part in found.by_level] == ["made level 1", "my bench level 2"]
+    assert [part["name"] for part in found["by_level"]] == ["made level 1", "my bench level 2"]
 
 
 def test_a_run_does_not_differ_from_itself(canned_run: RunPaths) -> None:
     with open_run(canned_run) as a, open_run(canned_run) as b:
         found = compare(a, b)
-    assert found.config == ()
-    assert found.score.difference.value == found.score.num_won == found.score.num_lost == 0
-    assert {curve.name for curve in found.curves} >= {"reward", "pass_rate", "train/loss/mean"}
-    for curve in found.curves:
-        assert curve.a == curve.b
-        assert all(point.a == point.b for point in curve.at)
+    assert found["config"] == []
+    assert (
+        found["score"]["difference"].value
+        == found["score"]["num_won"]
+        == found["score"]["num_lost"]
+        == 0
+    )
+    assert {curve["name"] for curve in found["curves"]} >= {
+        "reward",
+        "pass_rate",
+        "train/loss/mean",
+    }
+    for curve in found["curves"]:
+        assert curve["a"] == curve["b"]
+        assert all(point["a"] == point["b"] for point in curve["at"])
 
 
 def test_shares_equal_those_of_the_evaluation(canned_run: RunPaths) -> None:
@@ -139,51 +162,51 @@ def test_shares_equal_those_of_the_evaluation(canned_run: RunPaths) -> None:
         found = compare(reader, reader)
         row = reader.one("SELECT detail FROM v_evaluations WHERE stage = 'eval-4'")
     tallies = json.loads(row["detail"])["tallies"]
-    assert found.a.evaluation == "eval-4 at step 20"
-    for each in found.problems:
-        assert [each.num_a, each.correct_a] == tallies[each.problem_id]
+    assert found["a"]["evaluation"] == "eval-4 at step 20"
+    for each in found["problems"]:
+        assert [each["num_a"], each["correct_a"]] == tallies[each["problem_id"]]
 
 
 def test_runs_are_compared_where_the_shorter_one_ends(tmp_path: Path) -> None:
     long = made(dict.fromkeys(range(6), 4), num_steps=8, midway=dict.fromkeys(range(6), 1))
     short = made(dict.fromkeys(range(6), 2), num_steps=2)
     found = compared(tmp_path, long, short)
-    assert (found.budget, found.a.spent, found.b.spent) == (2, 8, 2)
-    assert found.a.evaluation == "grpo-1@2 at step 2", "what it could do after as many steps"
-    assert (found.score.a, found.score.b) == (0.25, 0.5)
-    loss = next(curve for curve in found.curves if curve.name == "train/loss/mean")
-    assert len(loss.a) == 8
-    assert [point.x for point in loss.at] == [0.5, 1.0, 1.5, 2.0]
-    assert (loss.at[0].a, loss.at[-1].a) == (None, pytest.approx((1 + 1 / 2) / 2))
+    assert (found["budget"], found["a"]["spent"], found["b"]["spent"]) == (2, 8, 2)
+    assert found["a"]["evaluation"] == "grpo-1@2 at step 2", "what it could do after as many steps"
+    assert (found["score"]["a"], found["score"]["b"]) == (0.25, 0.5)
+    loss = next(curve for curve in found["curves"] if curve["name"] == "train/loss/mean")
+    assert len(loss["a"]) == 8
+    assert [point["x"] for point in loss["at"]] == [0.5, 1.0, 1.5, 2.0]
+    assert (loss["at"][0]["a"], loss["at"][-1]["a"]) == (None, pytest.approx((1 + 1 / 2) / 2))
 
 
 @pytest.mark.parametrize(
     ("by", "budget", "evaluation_of_a"),
-    [(By.STEP, 4, "eval-2"), (By.TIME, 40, "grpo-1@2"), (By.TOKENS, 4 * 8 * 12, "eval-2")],
+    [("step", 4, "eval-2"), ("time", 40, "grpo-1@2"), ("tokens", 4 * 8 * 12, "eval-2")],
 )
 def test_equal_steps_are_not_equal_seconds(
-    tmp_path: Path, by: By, budget: float, evaluation_of_a: str
+    tmp_path: Path, by: str, budget: float, evaluation_of_a: str
 ) -> None:
     slow = made(dict.fromkeys(range(6), 4), seconds=15.0, midway=dict.fromkeys(range(6), 1))
     quick = made(dict.fromkeys(range(6), 2), seconds=10.0)
     found = compared(tmp_path, slow, quick, by=by)
-    assert found.budget == budget
-    assert (found.a.evaluation or "").startswith(evaluation_of_a)
+    assert found["budget"] == budget
+    assert (found["a"]["evaluation"] or "").startswith(evaluation_of_a)
 
 
-@pytest.mark.parametrize(("by", "budget"), [(By.STEP, 40), (By.TIME, 15.0), (By.TOKENS, None)])
+@pytest.mark.parametrize(("by", "budget"), [("step", 40), ("time", 15.0), ("tokens", None)])
 def test_runs_of_sft_are_compared_by_its_steps_and_seconds(
-    tmp_path: Path, by: By, budget: float | None
+    tmp_path: Path, by: str, budget: float | None
 ) -> None:
     a, b = sft({0: 1}, num_steps=40), sft({0: 4}, num_steps=40)
     found = compared(tmp_path, a, b, by=by)
-    assert found.budget == budget, "from the first that was logged to the last"
-    assert found.score.difference.value == 0.75
+    assert found["budget"] == budget, "from the first that was logged to the last"
+    assert found["score"]["difference"].value == 0.75
     if budget is None:
-        assert found.curves == ()
-        assert [note.partition(" did")[0] for note in found.notes] == ["a-1", "b-1"]
+        assert found["curves"] == []
+        assert [note.partition(" did")[0] for note in found["notes"]] == ["a-1", "b-1"]
     else:
-        assert [curve.name for curve in found.curves] == ["train/loss/mean"]
+        assert [curve["name"] for curve in found["curves"]] == ["train/loss/mean"]
 
 
 def test_different_settings_and_machines_are_listed(tmp_path: Path) -> None:
@@ -195,7 +218,7 @@ def test_different_settings_and_machines_are_listed(tmp_path: Path) -> None:
         edit(root / "run.db", "UPDATE runs SET experiment = ?", text)
         edit(root / "run.db", "UPDATE attempts SET code_commit = ?", name)
     with open_run(tmp_path / "a-1") as a, open_run(tmp_path / "b-1") as b:
-        changes = {each.key: (each.a, each.b) for each in compare(a, b).config}
+        changes = {each["key"]: (each["a"], each["b"]) for each in compare(a, b)["config"]}
     assert changes == {
         "model.init": ("tiny", "hub"),
         "stages": ("eval → grpo", "eval → grpo → sft"),
@@ -211,44 +234,48 @@ def test_speed_is_compared_on_one_device_only(tmp_path: Path) -> None:
         made(solved, speed=timing(1.5), device="H100"),
         made(solved, speed=timing(3.0), device="H100"),
     )
-    assert found.a.devices == ("H100",)
-    part = found.by_level[0]
-    assert (part.speed.value, part.speed.low, part.speed.high) == pytest.approx((1.0, 1.0, 1.0))
+    assert found["a"]["devices"] == ["H100"]
+    part = found["by_level"][0]
+    assert (part["speed"].value, part["speed"].low, part["speed"].high) == pytest.approx(
+        (1.0, 1.0, 1.0)
+    )
     other = made(solved, speed=timing(3.0), device="H200")
     elsewhere = compared(tmp_path / "x", made(solved, speed=timing(1.5), device="H100"), other)
-    assert elsewhere.by_level[0].speed is None
-    assert elsewhere.score is not None
+    assert elsewhere["by_level"][0]["speed"] is None
+    assert elsewhere["score"] is not None
 
 
 def test_each_part_that_cannot_be_compared_has_a_note(tmp_path: Path) -> None:
     nothing = compared(tmp_path / "1", [attempt()], made({0: 1}))
-    assert nothing.notes == (
+    assert nothing["notes"] == [
         "a-1 has trained no step of grpo: no curves; the last evaluations are compared",
         "a-1 has no evaluation: no problems won or lost",
-    )
-    assert (nothing.score, nothing.curves, nothing.problems) == (None, (), ())
+    ]
+    assert (nothing["score"], nothing["curves"], nothing["problems"]) == (None, [], [])
     late = compared(tmp_path / "5", made({0: 1}, num_steps=1), made({0: 1}, num_steps=3)[:-5])
-    assert late.notes == ("b-1 has no evaluation after at most 1 steps: no problems won or lost",)
+    assert late["notes"] == [
+        "b-1 has no evaluation after at most 1 steps: no problems won or lost",
+    ]
     others = compared(tmp_path / "2", made({0: 1, 1: 1}), made({2: 1}))
-    assert others.notes == (
+    assert others["notes"] == [
         "no problem in common: a-1 evaluated softmax-0000 and 1 more, b-1 softmax-0002",
-    )
+    ]
     some = compared(tmp_path / "3", made({0: 1, 1: 1}), made({1: 1, 2: 1, 3: 1}))
-    assert some.notes == ("1 problems in common, of 2 and 3 evaluated",)
+    assert some["notes"] == ["1 problems in common, of 2 and 3 evaluated"]
     changed = [
         replace(each, source="# other") if each == problem(1, level=2) else each
         for each in made({0: 1, 1: 1})
     ]
     renamed = compared(tmp_path / "4", made({0: 1, 1: 1}), changed)
-    assert renamed.notes[0] == "1 problems share a name but not their source: left out"
-    assert [each.problem_id for each in renamed.problems] == ["softmax-0000"]
+    assert renamed["notes"][0] == "1 problems share a name but not their source: left out"
+    assert [each["problem_id"] for each in renamed["problems"]] == ["softmax-0000"]
 
 
 def test_a_repeated_evaluation_counts_once(tmp_path: Path) -> None:
     cut_short = eval_groups(300, {0: 0}, stage=2, step=4)
     again = [attempt(), problem(0), *cut_short, attempt(2), *made({0: 4})[1:]]
     found = compared(tmp_path, again, made({0: 4}))
-    assert [(each.correct_a, each.num_a) for each in found.problems] == [(4, 4)]
+    assert [(each["correct_a"], each["num_a"]) for each in found["problems"]] == [(4, 4)]
 
 
 def test_json_has_everything_and_the_command_prints_it(

@@ -26,7 +26,7 @@ from forge.store.reader import RunReader
 from forge.tui.frame.asking import STATES, AskingScreen, FilterLine, TableScreen, following
 from forge.tui.frame.watched import Watched
 from forge.tui.widgets.row_table import Column, RowTable
-from forge.views.compare import By, compare, render_comparison
+from forge.views.compare import UNITS, compare, render_comparison
 from forge.views.runs import load_run
 from forge.views.text.numbers import NONE, percent, when
 from forge.views.text.terminal import printable
@@ -44,7 +44,7 @@ class CompareScreen(AskingScreen[Group]):
     def __init__(self, watched: Watched, a: RunPaths, b: RunPaths) -> None:
         super().__init__(watched)
         self._pair = a, b
-        self._by = By.STEP
+        self._by = "step"
         self._is_asked = False
 
     def compose_body(self) -> ComposeResult:
@@ -72,7 +72,7 @@ class CompareScreen(AskingScreen[Group]):
             super().refresh_data()
 
     def action_by(self) -> None:
-        self._by = following(By, self._by)
+        self._by = following(UNITS, self._by)
         self.action_again()
 
     def action_again(self) -> None:

@@ -518,7 +518,7 @@ class Contents:
             "evaluations": self._evaluations(),
             "gains": (["by", "from", "to", "gain in pass@1", "clear of zero", "problems"], [
                 [", ".join(gain.by), gain.before, gain.after, gain.points(),
-                 "yes" if gain.is_clear else "no", f"{gain.estimate.num_problems}"]
+                 "yes" if gain.estimate.is_clear else "no", f"{gain.estimate.num_problems}"]
                 for gain in self.gains
             ]),
             "protocols": (

@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, is_dataclass
 from typing import Any, TextIO
 
 from forge.views.text.numbers import finite
@@ -38,12 +39,17 @@ def printable_values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def json_text(value: Any) -> str:
     """JSON on one line, safe to print: control characters, direction marks and lone surrogates,
-    which JSON allows, are escaped. A number that is not finite becomes null."""
+    which JSON allows, are escaped. A number that is not finite becomes null, a record an object."""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+        text = json.dumps(value, ensure_ascii=False, default=_plain, allow_nan=False)
     except ValueError:
-        text = json.dumps(finite(value), ensure_ascii=False, default=str)
+        text = json.dumps(finite(value), ensure_ascii=False, default=_plain)
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _plain(value: Any) -> Any:
+    is_record = is_dataclass(value) and not isinstance(value, type)
+    return finite(asdict(value)) if is_record else str(value)
 
 
 def _is_safe(character: str) -> bool:
