@@ -78,7 +78,7 @@ class RunStatus:
             return Group(*map(Text, lines), render(run.live.components), *nodes)
         lines[0] += self.took
         if run.state != "done":
-            lines += describe_steps(run.played.to_json())
+            lines += describe_steps(run.played)
         lines += self.results
         if run.state == "running":
             lines.append("its supervisor does not answer, has just begun, or is ending")

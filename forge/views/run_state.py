@@ -37,6 +37,10 @@ RATE_WINDOW_S = 30.0
 ETA_STEPS = 10
 """Steps whose mean duration predicts the rest of a stage."""
 
+_CURRENT_STAGE = """
+SELECT coalesce((SELECT json_extract(data, '$.stage') FROM events WHERE kind = 'stage_start'
+    ORDER BY event_id DESC LIMIT 1), (SELECT max(stage) FROM groups))
+"""
 _TRAINED = """
 SELECT a.attempt, (
     SELECT max((SELECT m.step FROM metrics m WHERE m.key = k.value AND m.stage = :stage
@@ -98,7 +102,6 @@ class RunState:
     num_steps: int | None
     """Number of steps of a training stage."""
     played: PlayedSteps
-    """Means of the last step whose groups have all finished, and the open steps."""
     num_turns: int
     tokens_per_s: float | None
     """Completion tokens per second."""
@@ -108,20 +111,8 @@ class RunState:
     idle: dict[str, float]
     """Role to its idle share in the last published step."""
     policy_version: int | None
-    pass_at_1: float | None
-    pass_by_source: str
-    """Its pass@1, or that of each of several sources; empty without an evaluation."""
-    parts: str
-    """Its pass@1 by source and level: `generated 97.0 %, bench 0.0 % (level 1 0.0 %, ...)`; empty
-    if it has one of each."""
-    judged: str
-    """`95 of 100 problems judged; 5 unjudgeable (5 reference_failed)`: of the latest evaluation;
-    empty without one."""
-    is_judged_in_part: bool
-    """True if the latest evaluation did not judge all of its problems."""
-    trained_on: str
-    """`3 of 64` if the run had trained on 3 of its problems, `0 of 64, 64 shared` if it trains on
-    them all sooner or later; empty for none."""
+    evaluation: dict[str, Any]
+    """The latest one: `_latest`."""
     eta_s: float | None
     """Seconds until the end of this stage."""
     ran_s: float | None
@@ -132,19 +123,20 @@ class RunState:
     def to_json(self) -> dict[str, Any]:
         """The state's part of what `forge status --json` prints."""
         plain = asdict(self)
-        del plain["played"], plain["ran_s"]
+        del plain["ran_s"]
+        plain |= plain.pop("evaluation") | plain.pop("played")
         live = plain.pop("live")
         components = [] if live is None else live.pop("components")
-        return {**plain, **self.played.to_json(), "live": live, "components": components}
+        return {**plain, "live": live, "components": components}
 
     def to_lines(self) -> list[str]:
         lines = [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
         if self.state == "killed":
             lines.append(f'"forge resume {self.run}" continues it')
-        if self.pass_at_1 is not None:
-            parts = self.parts and f": {self.parts}"
-            found = (f"pass@1 {percent(self.pass_at_1)}{parts}", self.judged)
-            trained = self.trained_on and f"trained on {self.trained_on}"
+        if (last := self.evaluation)["pass_at_1"] is not None:
+            parts = last["parts"] and f": {last['parts']}"
+            found = (f"pass@1 {percent(last['pass_at_1'])}{parts}", last["judged"])
+            trained = last["trained_on"] and f"trained on {last['trained_on']}"
             lines.append(f"latest evaluation: {', '.join(filter(None, (*found, trained)))}")
         return lines
 
@@ -153,9 +145,10 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
     """Reads the current state from the store. `now` is Unix seconds: a silent run has no rates
     instead of its last ones."""
     stages = load_stages(reader)
-    stage = _current_stage(reader)
+    stage = reader.value(_CURRENT_STAGE)
     known = stages[stage] if stage is not None and stage < len(stages) else {}
-    trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
+    trained = {"stage": stage, "attempt": None, "step": None}
+    trained |= reader.one(_TRAINED, {"stage": stage}) or {}
     tokens_per_s, turns_per_s = _rates(reader, now=now)
     return RunState(
         run=reader.paths.name,
@@ -173,8 +166,8 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
         turns_per_s=turns_per_s,
         idle=load_idle(reader, stage=stage),
         policy_version=reader.value("SELECT max(version) FROM policies"),
-        **_latest(reader.one(f"{EVALUATIONS} ORDER BY at DESC LIMIT 1")),
-        eta_s=_eta_s(reader, stage=stage, num_steps=known.get("steps"), **trained),
+        evaluation=_latest(reader.one(f"{EVALUATIONS} ORDER BY at DESC LIMIT 1")),
+        eta_s=_eta_s(reader, trained, num_steps=known.get("steps")),
         ran_s=reader.value(
             "SELECT ended_at - started_at FROM attempts ORDER BY attempt DESC LIMIT 1"
         ),
@@ -182,7 +175,8 @@ def load_run_state(reader: RunReader, *, now: float) -> RunState:
 
 
 def _latest(row: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields about the latest evaluation; None, empty and False without one."""
+    """Figures of the latest evaluation, with words of `words_of`; `is_judged_in_part`: not all of
+    its problems. None, empty and False without one."""
     if row is None:
         words = dict.fromkeys(("pass_by_source", "parts", "judged", "trained_on"), "")
         return {**words, "pass_at_1": None, "is_judged_in_part": False}
@@ -268,16 +262,6 @@ def load_idle_by_stage(reader: RunReader) -> dict[int, dict[str, float]]:
     return found
 
 
-def _current_stage(reader: RunReader) -> int | None:
-    started = reader.value(
-        "SELECT json_extract(data, '$.stage') FROM events WHERE kind = 'stage_start' ORDER BY "
-        "event_id DESC LIMIT 1"
-    )
-    if started is not None:
-        return started
-    return reader.value("SELECT max(stage) FROM groups")
-
-
 def _rates(reader: RunReader, *, now: float) -> tuple[float | None, float | None]:
     """(completion tokens, turns) per second over the last window."""
     row = reader.one(
@@ -292,22 +276,16 @@ def _rates(reader: RunReader, *, now: float) -> tuple[float | None, float | None
     return row["tokens"] / span, row["turns"] / span
 
 
-def _eta_s(
-    reader: RunReader,
-    *,
-    stage: int | None,
-    attempt: int | None,
-    step: int | None,
-    num_steps: int | None,
-) -> float | None:
-    if step is None or num_steps is None:
+def _eta_s(reader: RunReader, trained: Mapping[str, Any], *, num_steps: int | None) -> float | None:
+    if trained["step"] is None or num_steps is None:
         return None
-    asked = {"stage": stage, "attempt": attempt, "num_steps": ETA_STEPS + 1}
-    rows = reader.rows(_LAST_TRAINED, asked)
+    rows = reader.rows(_LAST_TRAINED, {**trained, "num_steps": ETA_STEPS + 1})
     if len(rows) < 2:
         return None
     new, old = rows[0], rows[-1]
-    return max(0.0, (new["at"] - old["at"]) / (new["step"] - old["step"]) * (num_steps - step))
+    return max(
+        0.0, (new["at"] - old["at"]) / (new["step"] - old["step"]) * (num_steps - trained["step"])
+    )
 
 
 BACK = 32
@@ -316,54 +294,35 @@ BACK = 32
 MEANS = ("reward", "pass_rate", "flat_share")
 
 _STEPS = """
-SELECT step, is_open, num_groups, num_expected_groups, num_flat_groups, reward, pass_rate
+SELECT step, is_open, num_groups, num_expected_groups, reward, pass_rate,
+    1.0 * coalesce(num_flat_groups, 0) / nullif(num_groups, 0) AS flat_share
 FROM v_steps WHERE stage = :stage AND step >= (SELECT step FROM groups
     WHERE stage = :stage AND purpose = 'train' ORDER BY step DESC LIMIT 1) - :back
 ORDER BY step
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStep:
-    step: int
-    num_groups: int
-    """Groups that have finished."""
-    num_expected_groups: int
+PlayedSteps = dict[str, Any]
+"""`played_step`, the last one whose groups have all finished, with its MEANS, None before it; and
+`open_steps`: `step`, `num_groups` that have finished, `num_expected_groups`. As `forge status
+--json` and `forge show --json` print them."""
+NO_STEPS: PlayedSteps = {"played_step": None, **dict.fromkeys(MEANS), "open_steps": []}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedSteps:
-    """The last finished step with its means, None before it, and the open steps."""
-
-    step: int | None = None
-    reward: float | None = None
-    pass_rate: float | None = None
-    flat_share: float | None = None
-    open_steps: tuple[OpenStep, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The numbers by the names that `forge status --json` and `forge show --json` print."""
-        plain = asdict(self)
-        return {"played_step": plain.pop("step"), **plain}
-
-
-def describe_steps(data: Mapping[str, Any]) -> list[str]:
+def describe_steps(played: Mapping[str, Any]) -> list[str]:
     """`step 12: reward 0.388 pass_rate 0.41 flat_share 0.1`, `step 13 open (5 of 8 groups)`.
-
-    Args:
-        data: an object with the numbers of `PlayedSteps.to_json`.
-    """
-    means = [f"{name} {number(data[name])}" for name in MEANS if data[name] is not None]
-    played = [f"step {data['played_step']}: {' '.join(means)}"] if means else []
-    return played + [
+    `played` has the keys of `PlayedSteps`."""
+    means = [f"{name} {number(played[name])}" for name in MEANS if played[name] is not None]
+    last = [f"step {played['played_step']}: {' '.join(means)}"] if means else []
+    return last + [
         f"step {each['step']} open ({each['num_groups']} of {each['num_expected_groups']} groups)"
-        for each in data["open_steps"]
+        for each in played["open_steps"]
     ]
 
 
 def live_facts(live: LiveStatus, played: PlayedSteps) -> list[str]:
     """Last steps, numbers, rates and idle shares of a running stage."""
-    facts = describe_steps(played.to_json())
+    facts = describe_steps(played)
     facts += [f"{name} {number(value)}" for name, value in live.numbers.items()]
     facts += [f"{live.tokens_per_s:.0f} tok/s"] if live.tokens_per_s else []
     facts += [f"{live.judged_per_s:.1f} judged/s"] if live.judged_per_s else []
@@ -374,21 +333,13 @@ def live_facts(live: LiveStatus, played: PlayedSteps) -> list[str]:
 def load_played_steps(reader: RunReader, *, stage: int | None) -> PlayedSteps:
     """The steps of a stage; empty for one that plays none."""
     rows = reader.rows(_STEPS, {"stage": stage, "back": BACK})
-    last = next((row for row in reversed(rows) if not row["is_open"]), None)
-    open_steps = tuple(
-        OpenStep(**{name: row[name] for name in OpenStep.__dataclass_fields__})
-        for row in rows
-        if row["is_open"]
-    )
-    if last is None:
-        return PlayedSteps(open_steps=open_steps)
-    return PlayedSteps(
-        step=last["step"],
-        reward=last["reward"],
-        pass_rate=last["pass_rate"],
-        flat_share=(last["num_flat_groups"] or 0) / last["num_groups"],
-        open_steps=open_steps,
-    )
+    last = next((row for row in reversed(rows) if not row["is_open"]), {})
+    names = ("step", "num_groups", "num_expected_groups")
+    return {
+        "played_step": last.get("step"),
+        **{name: last.get(name) for name in MEANS},
+        "open_steps": [{name: row[name] for name in names} for row in rows if row["is_open"]],
+    }
 
 
 def _read(row: Mapping[str, Any], name: str) -> dict[str, Any]:

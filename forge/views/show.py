@@ -82,7 +82,7 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "stages": _stages(reader, run),
         "stage": run.stage,
         "step": run.step,
-        **run.played.to_json(),
+        **run.played,
         "evaluations": load_evaluations(reader),
         # over all problems, by the rule of v_best_kernels; without times, the hardest problem
         "best_kernel": reader.one("SELECT * FROM v_best_kernels ORDER BY rank LIMIT 1"),

@@ -244,7 +244,7 @@ def figures(run: RunState | None, activity: Activity) -> Text:
 
 def _figures(run: RunState, activity: Activity) -> list[tuple[str, str]]:
     """Name and value of each; a run that has ended has no rates."""
-    live, played, is_running = run.live, run.played, run.state == "running"
+    live, is_running, last, played = run.live, run.state == "running", run.evaluation, run.played
     if live:
         pairs = [
             (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else " "),
@@ -266,15 +266,18 @@ def _figures(run: RunState, activity: Activity) -> list[tuple[str, str]]:
         ]
     return [
         *pairs,
-        ("reward", number(played.reward)),
-        ("pass rate", percent(played.pass_rate)),
+        ("reward", number(played["reward"])),
+        ("pass rate", percent(played["pass_rate"])),
         *(
-            (f"step {each.step} open", f"{each.num_groups}/{each.num_expected_groups} groups")
-            for each in played.open_steps
+            (
+                f"step {each['step']} open",
+                "{num_groups}/{num_expected_groups} groups".format(**each),
+            )
+            for each in played["open_steps"]
         ),
-        ("pass@1", "" if live else run.pass_by_source),  # beside its stage
-        ("evaluated", run.judged if run.is_judged_in_part else ""),
-        ("trained on", run.trained_on),
+        ("pass@1", "" if live else last["pass_by_source"]),  # beside its stage
+        ("evaluated", last["judged"] if last["is_judged_in_part"] else ""),
+        ("trained on", last["trained_on"]),
     ]
 
 

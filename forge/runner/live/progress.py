@@ -32,7 +32,7 @@ from forge.process.control import LiveStatus
 from forge.records import Group
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
-from forge.views.run_state import PlayedSteps, live_facts, load_played_steps
+from forge.views.run_state import NO_STEPS, PlayedSteps, live_facts, load_played_steps
 from forge.views.text.numbers import clock
 from forge.views.text.terminal import redirect_to_null
 
@@ -79,7 +79,7 @@ class Progress:
     stage_started_at: float = field(default_factory=time.monotonic)
     numbers: dict[str, float] = field(default_factory=dict[str, float])
     """Latest values by short name: loss, pass@1, ..."""
-    played: PlayedSteps = field(default_factory=PlayedSteps)
+    played: PlayedSteps = field(default_factory=NO_STEPS.copy)
     tokens: Counter = field(default_factory=Counter)
     judged: Counter = field(default_factory=Counter)
     idle: dict[str, float] = field(default_factory=dict[str, float])
@@ -104,7 +104,7 @@ class Progress:
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
         self._step_began = self.stage_started_at, busy
         self._roles = roles
-        self.played = PlayedSteps()
+        self.played = NO_STEPS
 
     def prepare(self, what: str) -> None:
         """Show a preparation, before or between stages. Nothing is counted."""
@@ -168,7 +168,7 @@ class Progress:
             "judged_per_s": round(self.judged.rate(), 2),
             "idle": {role: round(share, 3) for role, share in self.idle.items()},
             "policy_version": self.policy_version,
-            **self.played.to_json(),
+            **self.played,
             "numbers": dict(self.numbers),
         }
 
