@@ -54,6 +54,7 @@ ROOMS: dict[str, set[str]] = {
     "rollout.rewards": {"config.schema", "process", "process.server"},
     # serve: inference engines
     "serve": {"config.schema", "process", "process.server"},
+    "serve.remote": {"config.schema", "process", "serve"},
     "serve.engine": {"process", "process.server", "serve"},
     "serve.hf": {"process", "serve", "serve.engine"},
     "serve.llama": {"process", "serve", "serve.engine"},
@@ -152,14 +153,13 @@ ROOMS: dict[str, set[str]] = {
     "store.schema": set(),
     "store.write": {"store", "store.schema"},
     # views: answers for people
-    "views": {"process", "store", "views.text"},
-    "views.text": {"store"},
-    "views.report": {"store", "views", "views.text"},
+    "views": {"process", "store"},
+    "views.report": {"store", "views"},
     # tui: the monitor
-    "tui": {"store", "tui.frame", "tui.screens", "views.text"},
-    "tui.frame": {"process", "store", "views", "views.text"},
-    "tui.widgets": {"process", "views", "views.text"},
-    "tui.screens": {"process", "store", "tui.frame", "tui.widgets", "views", "views.text"},
+    "tui": {"store", "tui.frame", "tui.screens", "views"},
+    "tui.frame": {"process", "store", "views"},
+    "tui.widgets": {"process", "views"},
+    "tui.screens": {"process", "store", "tui.frame", "tui.widgets", "views"},
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""
 
@@ -169,8 +169,8 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.harvest",
     "data.harvest.sources", "data.sources", "rollout",
     "rollout.rewards",
-    "serve", "evalpool", "train", "store", "store.write",
-    "views", "views.text", "views.report", "exits", "origin", "tools",
+    "serve", "serve.remote", "evalpool", "train", "store", "store.write",
+    "views", "views.report", "exits", "origin", "tools",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
 
@@ -233,6 +233,7 @@ CHILD_FOLDERS = (
     "forge/evalpool/judge",
     "forge/serve/hf",
     "forge/serve/vllm",
+    "forge/tools/reference.py",
     "forge/train/trainer",
 )
 

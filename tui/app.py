@@ -26,7 +26,7 @@ from textual.theme import ThemeProvider
 from forge.errors import ForgeError
 from forge.tui.frame.asking import FORGE, Confirm, Help, Palette, TopLine, ask
 from forge.tui.frame.watched import Watched
-from forge.views.text.terminal import printable
+from forge.views.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

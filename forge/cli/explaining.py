@@ -12,7 +12,7 @@ import typer
 
 from forge.exits import BUG, Ending, ending_of, iter_leaves
 from forge.version import __version__
-from forge.views.text.terminal import printable, redirect_to_null
+from forge.views.text import printable, redirect_to_null
 
 USAGE = 2
 

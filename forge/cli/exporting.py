@@ -11,7 +11,7 @@ from forge.cli.options import RUNS, Json, RunName, Store, app, complete_run, fin
 from forge.cli.printing import print_json, print_lines, print_rich, print_text, waiting
 from forge.errors import ConfigError
 from forge.records import split_step
-from forge.views.text.numbers import size
+from forge.views.text import size
 
 kernels_app = group("kernels", "Commands for kernels of a run.")
 
@@ -121,7 +121,7 @@ def export(
         raise ConfigError(f"forge export parquet: --{option} is for a model")
     from forge.commands import export_parquet as view
     from forge.store.reader import open_run
-    from forge.views.text.fitting import Fitting
+    from forge.views.fitting import Fitting
 
     paths = find(run, store)
     if out is None:

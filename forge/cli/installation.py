@@ -148,7 +148,7 @@ def gc(
     import time
 
     from forge.commands.garbage import describe, find_garbage, remove
-    from forge.views.text.numbers import size
+    from forge.views.text import size
 
     found = find_garbage(
         store, now=time.time(), with_checkpoints=with_checkpoints, with_models=with_models

@@ -35,7 +35,7 @@ def print_parts(parts: Iterable[str]) -> None:
 
 def print_json(value: Any) -> None:
     """Prints a value as JSON on one line."""
-    from forge.views.text.terminal import json_text
+    from forge.views.text import json_text
 
     print(json_text(value))
 

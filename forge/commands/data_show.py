@@ -15,8 +15,7 @@ from forge.data.chat import ChatTemplate
 from forge.data.pairs.conversations import conversation
 from forge.data.pairs.rows import BadRow, Broken, LeftOut, Unfit, all_rows, row_files
 from forge.errors import ConfigError
-from forge.views.text.numbers import bar
-from forge.views.text.terminal import printable
+from forge.views.text import bar, printable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,7 +36,7 @@ from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.run_state import words_of
-from forge.views.text.numbers import percent
+from forge.views.text import percent
 
 EVALUATIONS = """
 SELECT stage, step, policy_version, num_problems, num_samples, max_turns, pass_at_1, ci_low,

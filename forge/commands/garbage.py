@@ -31,8 +31,7 @@ from forge.store.reader import open_run
 from forge.train.checkpoints import MANIFEST, checkpoints
 from forge.train.gguf import made_models
 from forge.views.run_state import run_state
-from forge.views.text.numbers import size
-from forge.views.text.terminal import printable
+from forge.views.text import printable, size
 
 OLD_S = 3600.0
 """Minimum age of a leftover: a command that begins writes such files too."""

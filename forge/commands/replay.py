@@ -55,7 +55,7 @@ from forge.store.reader import RunReader, open_run
 from forge.train.batch import BadBatch, read_batch, write_batch
 from forge.train.checkpoints import STAGING, checkpoint_dir, checkpoints, find_damage
 from forge.train.handle import TrainerJob, open_trainer
-from forge.views.text.terminal import printable
+from forge.views.text import printable
 
 IN_CHECKPOINT = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "optimizer")
 """Keys of a stage whose values a checkpoint of the optimizer and its schedule contains."""

@@ -38,7 +38,7 @@ from forge.data.problems import from_source
 from forge.errors import ConfigError, unwritable
 from forge.store.layout import PROBLEMS
 from forge.store.reader import open_run
-from forge.views.text.numbers import NONE, percent
+from forge.views.text import NONE, percent
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -31,8 +31,16 @@ from forge.views.run_state import (
     open_client,
     stage_names,
 )
-from forge.views.text.numbers import NONE, at_least, duration, gigabytes, memory, minutes, share
-from forge.views.text.terminal import printable
+from forge.views.text import (
+    NONE,
+    at_least,
+    duration,
+    gigabytes,
+    memory,
+    minutes,
+    printable,
+    share,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,8 +51,8 @@ if TYPE_CHECKING:
     from forge.process.control import ComponentStatus, LiveStatus
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
+    from forge.views.fitting import Fitting
     from forge.views.run_state import PlayedSteps
-    from forge.views.text.fitting import Fitting
 
 ENDED = ("done", "stopped", "failed", "killed")
 BEST_KERNEL = """
@@ -206,7 +214,7 @@ def _load_running_run(paths: RunPaths) -> dict[str, Any]:
 
 
 def render_running(rows: list[dict[str, Any]]) -> Fitting:
-    from forge.views.text.fitting import Fitting
+    from forge.views.fitting import Fitting
 
     columns = ("run", "stage", "progress", "ETA", "CPU", "memory", "processes", "pid")
     return Fitting(columns, map(_running_cells, rows), expendable=("processes", "CPU"))

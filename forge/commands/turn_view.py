@@ -16,8 +16,7 @@ from rich.console import Group as RichGroup
 from forge.errors import ConfigError
 from forge.store.reader import RunReader
 from forge.views.rollouts import parse_address
-from forge.views.text.numbers import percent
-from forge.views.text.terminal import printable
+from forge.views.text import percent, printable
 
 
 def explain_packed(packed: bytes | None) -> str | None:

@@ -46,8 +46,7 @@ from forge.runner.stages.run_context import RunContext
 from forge.serve.remote import Remote, RemoteServer
 from forge.serve.replica import Replica
 from forge.serve.replicas import Replicas
-from forge.views.text import numbers
-from forge.views.text.terminal import printable
+from forge.views.text import gigabytes, printable
 
 FULL = 0.9
 """Share of a memory above which the next long sample or large batch may not fit."""
@@ -625,7 +624,7 @@ class Components:
         fills = [(each.used_bytes / each.total_bytes, each.total_bytes) for each in memories]
         share, total = max(fills, default=(0.0, 0))
         if share > FULL:
-            return _memory(share, numbers.gigabytes(total, places=0))
+            return _memory(share, gigabytes(total, places=0))
         if history.restarted_at is not None and now - history.restarted_at < RESTARTED_S:
             return f"restarted {now - history.restarted_at:.0f} s ago"
         return ""

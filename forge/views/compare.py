@@ -20,9 +20,7 @@ from typing import Any
 from forge.views.gains import FIRST_ANSWERS, points
 from forge.views.run_state import load_experiment, run_state, words_of
 from forge.views.statistics import Estimate, Tally, compare_paired, estimate_difference
-from forge.views.text.numbers import NONE, digits, percent, without_empty
-from forge.views.text.secrets import HIDDEN, is_secret
-from forge.views.text.terminal import printable
+from forge.views.text import HIDDEN, NONE, digits, is_secret, percent, printable, without_empty
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
@@ -66,7 +64,7 @@ def render_comparison(found: Comparison) -> RichGroup:
     from rich.console import Group as RichGroup
     from rich.text import Text
 
-    from forge.views.text.fitting import Fitting
+    from forge.views.fitting import Fitting
 
     parts: list[Any] = [Text(printable(_head(found)), style="bold")]
     if found["score"] is not None:

@@ -18,8 +18,8 @@ from pathlib import Path
 import regex
 
 from forge.errors import ConfigError
-from forge.store.layout import RunPaths, is_owned
-from forge.views.text.terminal import printable
+from forge.store.layout import is_owned
+from forge.views.text import printable
 
 READ_BYTES = 256 * 1024
 """Bytes read from each file at once: its end at first, later its newest part if it grows faster."""

@@ -21,9 +21,7 @@ import tomli
 
 from forge.records import stage_label
 from forge.store.layout import is_owned, read_status
-from forge.views.text.numbers import number, percent, share
-from forge.views.text.secrets import hide_secrets
-from forge.views.text.terminal import printable
+from forge.views.text import hide_secrets, number, percent, printable, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

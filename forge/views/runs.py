@@ -16,16 +16,20 @@ from tempfile import gettempdir
 from typing import Any
 
 from rich.console import Group as RichGroup
-from rich.text import Text
 
 from forge.errors import ConfigError, ForgeError
 from forge.process.sockets import open_private_dir
 from forge.store.archive import is_archive, list_archives, unpack_to_read
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
-from forge.views.run_state import EVALUATIONS, load_seconds, load_stages, run_state, words_of
-from forge.views.text.numbers import NONE, duration, when
-from forge.views.text.terminal import printable
+from forge.views.run_state import (
+    EVALUATIONS,
+    load_seconds,
+    load_stages,
+    run_state,
+    words_of,
+)
+from forge.views.text import NONE, duration, printable, when
 
 
 @contextmanager
@@ -104,7 +108,10 @@ def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
 
 def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
     """One row per run, then a line for each that cannot be read."""
-    from forge.views.text.fitting import Fitting
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
+    from forge.views.fitting import Fitting
 
     rows = []
     for run in runs:

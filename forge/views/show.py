@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group as RichGroup
-from rich.text import Text
 
 from forge.records.rules import join_rules, split_rules
 from forge.store.layout import RunPaths
@@ -28,8 +27,15 @@ from forge.views.run_state import (
     why_lines,
     words_of,
 )
-from forge.views.text.numbers import NONE, factor, launches, percent, without_empty
-from forge.views.text.terminal import printable, printable_values
+from forge.views.text import (
+    NONE,
+    factor,
+    launches,
+    percent,
+    printable,
+    printable_values,
+    without_empty,
+)
 
 
 def show_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> dict[str, Any]:
@@ -157,6 +163,9 @@ def load_counters(reader: RunReader) -> dict[str, int]:
 
 
 def render_show(data: dict[str, Any]) -> RichGroup:
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
     counters = data["counters"]
     stages = ", ".join(f"{s['name']} {s['state']}" for s in data["stages"]) or "none"
     parts: list[Any] = [
@@ -186,7 +195,9 @@ def render_show(data: dict[str, Any]) -> RichGroup:
 def render_best_kernel(best: dict[str, Any]) -> RichGroup:
     """The best kernel: problem, speed-up, turn and code. A model wrote it: control characters are
     made visible."""
+    from rich.console import Group as RichGroup
     from rich.syntax import Syntax
+    from rich.text import Text
 
     best = printable_values(best)
     if best["speedup"] is None:
@@ -209,7 +220,10 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     n is problems × sampled rollouts. All rates are of the judged problems; fast_1 is of first
     turns, like pass@1; multi counts a rollout that any of its turns solves.
     """
-    from forge.views.text.fitting import Fitting
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
+    from forge.views.fitting import Fitting
 
     rows = [_evaluation(row) for row in evaluations]
     heads = list(rows[0]) if rows else []

@@ -28,8 +28,7 @@ from forge.views.report.charts import (
 )
 from forge.views.report.contents import Contents
 from forge.views.statistics import evaluate_groups
-from forge.views.text.numbers import grouped
-from forge.views.text.secrets import hide_secrets, is_secret
+from forge.views.text import grouped, hide_secrets, is_secret
 from tests.report.made_runs import make_run, write_hostile_run
 from tests.store.storefactory import (
     attempt,

@@ -16,7 +16,7 @@ from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.store.reader import RowStream, RowTable, explain_sql, open_run
 from forge.views import sql
-from forge.views.text.terminal import json_text
+from forge.views.text import json_text
 from tests.store.storefactory import attempt, group, problem, small_run, turn, write_run
 from tests.views.terminals import EVIL, command, shown
 

@@ -14,9 +14,9 @@ from forge.commands.status import render_nodes
 from forge.records import ProcessEnd, ProcessStart
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from forge.views.fitting import Fitting
 from forge.views.report.page import write_report
 from forge.views.run_state import load_nodes
-from forge.views.text.fitting import Fitting
 from tests.store.storefactory import attempt, write_run
 
 WIDE = (

@@ -16,7 +16,7 @@ from forge.store.reader import open_run
 from forge.views import rollouts, runs, show, sql
 from forge.views.run_state import load_idle, load_run_state
 from forge.views.sql import QUERIES
-from forge.views.text.terminal import printable
+from forge.views.text import printable
 from tests.store.storefactory import (
     attempt,
     evaluation,

@@ -22,8 +22,7 @@ from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import copy_code, kernel_facts, shown_code
 from forge.views.problems import Kernel, file_name, load_kernel, load_kernels, write_kernel
-from forge.views.text.numbers import at_least
-from forge.views.text.terminal import printable
+from forge.views.text import at_least, printable
 
 COLUMNS = (
     Column("rank", "#", "rank", is_number=True),

@@ -19,7 +19,7 @@ from forge.errors import ConfigError
 from forge.tui.frame.asking import AskingScreen, following
 from forge.tui.frame.watched import Watched
 from forge.views.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
-from forge.views.text.terminal import printable
+from forge.views.text import printable
 
 POLL_S = 1.0
 ALL = "all"

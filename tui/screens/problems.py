@@ -21,8 +21,7 @@ from forge.tui.screens.rollout import RolloutScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import path_of_statuses, shown_code, spark
 from forge.views.problems import ORDERS, ProblemFilter, ProblemHistory, load_history, load_problems
-from forge.views.text.numbers import NONE, factor, number, share
-from forge.views.text.terminal import printable
+from forge.views.text import NONE, factor, number, printable, share
 
 Rows = list[dict[str, Any]]
 PURPOSES: tuple[str | None, ...] = (None, *Purpose)

@@ -45,8 +45,7 @@ from forge.views.rollouts import (
     parse_address,
     split_answer,
 )
-from forge.views.text.numbers import factor, number
-from forge.views.text.terminal import printable
+from forge.views.text import factor, number, printable
 
 MAX_THINKING = 12
 """Lines of folded thinking."""

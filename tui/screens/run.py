@@ -40,7 +40,7 @@ from forge.views.run_state import (
     stage_name,
     stage_names,
 )
-from forge.views.text.numbers import (
+from forge.views.text import (
     NONE,
     at_least,
     bar,
@@ -50,9 +50,9 @@ from forge.views.text.numbers import (
     memory,
     number,
     percent,
+    printable,
     share,
 )
-from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -28,8 +28,7 @@ from forge.tui.frame.watched import Watched
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.views.compare import UNITS, compare, render_comparison
 from forge.views.runs import load_run
-from forge.views.text.numbers import NONE, percent, when
-from forge.views.text.terminal import printable
+from forge.views.text import NONE, percent, printable, when
 
 
 class CompareScreen(AskingScreen[Group]):

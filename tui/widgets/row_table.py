@@ -13,7 +13,7 @@ from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 
 from forge.tui.widgets.texts import cell
-from forge.views.text.numbers import NONE
+from forge.views.text import NONE
 
 Row = TypeVar("Row")
 

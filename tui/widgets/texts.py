@@ -17,8 +17,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from forge.views.rollouts import MENTIONED_QUEUE_S
-from forge.views.text.numbers import NONE, factor, number, share, when
-from forge.views.text.terminal import printable
+from forge.views.text import NONE, factor, number, printable, share, when
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

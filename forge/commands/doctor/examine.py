@@ -55,7 +55,7 @@ from forge.process.sockets import open_socket_dir
 from forge.runner.plan.machine import Machine, this_machine
 from forge.serve.engines import PYTHON_AT_LEAST, read_interpreter
 from forge.store.filesystem import Mount, find_mount
-from forge.views.text.numbers import gigabytes, size
+from forge.views.text import gigabytes, size
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 PCI_VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD}

@@ -41,8 +41,7 @@ from forge.serve.engines import (
     find_mismatch,
     is_tested_vllm,
 )
-from forge.views.text.numbers import size
-from forge.views.text.terminal import printable
+from forge.views.text import printable, size
 
 SCHEMA = 1
 """Version of the JSON. A new name or field keeps it; a removed or changed one raises it."""

@@ -25,7 +25,7 @@ from forge.store.reader import RunReader, find_faults, open_run
 from forge.train.batch import BadBatch, read_headers
 from forge.train.checkpoints import checkpoints, find_damage, find_resume_point
 from forge.views.run_state import run_state
-from forge.views.text.numbers import size
+from forge.views.text import size
 
 DANGLING = {
     "turns without a verdict": "turns a WHERE NOT EXISTS (SELECT 1 FROM verdicts b WHERE "

@@ -47,8 +47,7 @@ from forge.records.rules import rules_in_words
 from forge.records.verdict import KernelTime, OtherVerdict
 from forge.rollout.play import verdict_without_code
 from forge.tools.toolbox import describe_profile
-from forge.views.text.numbers import NONE, percent
-from forge.views.text.terminal import printable
+from forge.views.text import NONE, percent, printable
 
 MAX_NAME = 256
 """Characters of a path in a message: users paste a source in place of a path."""

@@ -27,7 +27,7 @@ from forge.evalpool.pool import examine_all, open_private_pool
 from forge.process.devices import Gpu
 from forge.records import Problem
 from forge.records.examination import Examination, Flag
-from forge.views.text.terminal import printable
+from forge.views.text import printable
 
 MAX_SHAPES = 3
 

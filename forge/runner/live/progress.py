@@ -33,8 +33,7 @@ from forge.records import Group
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
 from forge.views.run_state import NO_STEPS, PlayedSteps, live_facts, load_played_steps
-from forge.views.text.numbers import clock
-from forge.views.text.terminal import redirect_to_null
+from forge.views.text import clock, redirect_to_null
 
 RATE_WINDOW_S = 20.0
 """Window of rates: long enough to be steady, short enough to follow a stage."""

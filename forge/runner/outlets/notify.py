@@ -33,8 +33,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
 from forge.store.write.writer import Writer
 from forge.views.run_state import EVALUATIONS, IN_ORDER, describe_evaluation
-from forge.views.text.numbers import percent
-from forge.views.text.terminal import printable
+from forge.views.text import percent, printable
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from forge.runner.live.progress import Console
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.resume import events
-from forge.views.text.terminal import printable
+from forge.views.text import printable
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from forge.store.layout import write_file
 from forge.store.reader import open_run
 from forge.views.run_state import load_experiment
 from forge.views.show import load_evaluations
-from forge.views.text.numbers import NONE, gigabytes, percent, without_empty
+from forge.views.text import NONE, gigabytes, percent, without_empty
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -291,7 +291,7 @@ def render_result(result: dict[str, Any]) -> RichGroup:
     from rich.console import Group as RichGroup
     from rich.text import Text
 
-    from forge.views.text.fitting import Fitting
+    from forge.views.fitting import Fitting
 
     known = [(name, cell) for name, cell in _cells(result).items() if cell != NONE]
     columns = _columns(result)

@@ -43,7 +43,7 @@ from forge.runner.plan.memory import (
 from forge.runner.plan.shape import ModelShape, model_shape
 from forge.runner.weights.model_dir import config_dir
 from forge.train.refusals import PACKED, text_config
-from forge.views.text.numbers import count, gigabytes
+from forge.views.text import count, gigabytes
 
 Users = Mapping[str, tuple[GpuUser, ...]]
 _Change = tuple[str, Experiment, "Placement"]

@@ -34,7 +34,7 @@ from forge.runner.plan.requirements import (
 from forge.runner.plan.shape import count_params, llama_refusal, why_unknown
 from forge.runner.weights.model_dir import check_model_path
 from forge.serve.engines import GET_VLLM, choose_engine
-from forge.views.text.numbers import gigabytes, minutes, parameters, size
+from forge.views.text import gigabytes, minutes, parameters, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

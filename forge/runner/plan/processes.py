@@ -33,7 +33,7 @@ from forge.runner.plan.placement import (
     serves_here,
 )
 from forge.runner.plan.shape import model_shape
-from forge.views.text.numbers import count
+from forge.views.text import count
 
 SUPERVISOR_BYTES = 200 << 20
 TORCH_PROCESS_BYTES = 450 << 20

@@ -43,7 +43,7 @@ from forge.runner.weights.model_dir import config_dir, lora_rank
 from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.gguf import read_gguf
 from forge.train.refusals import OWN_CODE, has_own_code, is_mixture, missing_package, refusals
-from forge.views.text.numbers import count, gigabytes
+from forge.views.text import count, gigabytes
 
 SHARE = f'problems.num_heldout = "{SHARED}", by which evaluations are of what is trained on'
 

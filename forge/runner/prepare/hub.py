@@ -33,7 +33,7 @@ from forge.runner.plan.machine import count_cores
 from forge.runner.weights.model_dir import check_complete, check_model_path
 from forge.train.gguf import GgufModel, made_dir, read_gguf
 from forge.train.handle import run_from_gguf
-from forge.views.text.numbers import duration, gigabytes, parameters, size
+from forge.views.text import duration, gigabytes, parameters, size
 
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 ROW_FILES = (("*.parquet",), ("*.jsonl", "*.json"))

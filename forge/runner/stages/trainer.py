@@ -30,7 +30,7 @@ from forge.serve.engines import ENGINES
 from forge.serve.weights import Weights
 from forge.train.checkpoints import ResumePoint
 from forge.train.handle import TrainerJob, open_trainer
-from forge.views.text.numbers import gigabytes
+from forge.views.text import gigabytes
 
 Stage = TypeVar("Stage", bound=SftStage | GrpoStage)
 

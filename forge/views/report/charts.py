@@ -24,8 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from forge.views.run_state import parts_of, stage_name, words_of
-from forge.views.text.numbers import NONE, finite, grouped, percent
-from forge.views.text.terminal import printable
+from forge.views.text import NONE, finite, grouped, percent, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

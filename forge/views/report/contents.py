@@ -40,8 +40,16 @@ from forge.views.run_state import (
     words_of,
 )
 from forge.views.show import load_by_protocol
-from forge.views.text.numbers import NONE, clock, finite, grouped, percent, without_empty
-from forge.views.text.secrets import hide_in_diff, hide_secrets
+from forge.views.text import (
+    NONE,
+    clock,
+    finite,
+    grouped,
+    hide_in_diff,
+    hide_secrets,
+    percent,
+    without_empty,
+)
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader

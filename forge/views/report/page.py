@@ -23,7 +23,7 @@ from pygments.lexers import get_lexer_by_name
 from forge.errors import ConfigError, MachineError
 from forge.store.layout import write_file
 from forge.store.reader import open_run
-from forge.views.text.terminal import printable
+from forge.views.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

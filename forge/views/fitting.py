@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from forge.views.text.terminal import printable
+from forge.views.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,16 +1,30 @@
-"""Numbers as people read them: percentages, sizes, durations, speed-ups.
+"""Texts for people: numbers, text that is safe to print on a terminal, and secrets that are hidden.
 
-Pure, imports nothing of forge; used by every view, the monitor and the command line. Where a
-function takes None, it writes a dash (NONE) unless its docstring says otherwise.
+Imports nothing of forge; used by every view, the monitor and the command line. A function of a
+number that takes None writes a dash (NONE) unless its docstring says otherwise.
+
+Every view that prints stored text calls `printable`: a completion may hold escape sequences that
+move the cursor, set the title or write to the clipboard, and marks that reverse the order of
+letters. Rich markup is never parsed: texts are wrapped in `rich.text.Text`.
+
+Secrets of an experiment are hidden in reports, comparisons and sinks, which other people read: the
+path of a webhook, the arguments of a notification command, and `env` values whose names look like
+secrets.
 """
 
-# pyright: strict
 from __future__ import annotations
 
+import io
+import json
 import math
+import os
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 NONE = "–"
 """Placeholder for a missing number."""
@@ -150,3 +164,101 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(each) for each in cast("list[Any] | tuple[Any, ...]", value)]
     return value
+
+
+_KEPT = "\n\t"
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+_UNSAFE_IN_JSON = re.compile(f"[\x7f-\x9f\ud800-\udfff{''.join(sorted(_BIDI))}]")
+
+
+def printable(text: str) -> str:
+    """The text with control characters made visible: ESC as `␛`, C1 controls and direction marks as
+    `\\x9b`, `\\u202e`."""
+    if text.isprintable():
+        return text
+    return "".join(character if _is_safe(character) else _visible(character) for character in text)
+
+
+def printable_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: printable(v) if isinstance(v, str) else v for k, v in row.items()}
+
+
+def json_text(value: Any) -> str:
+    """JSON on one line, safe to print: control characters, direction marks and lone surrogates,
+    which JSON allows, are escaped. A number that is not finite becomes null, a record an object."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=_plain, allow_nan=False)
+    except ValueError:
+        text = json.dumps(finite(value), ensure_ascii=False, default=_plain)
+    return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _plain(value: Any) -> Any:
+    is_record = is_dataclass(value) and not isinstance(value, type)
+    return finite(asdict(value)) if is_record else str(value)
+
+
+def _is_safe(character: str) -> bool:
+    if character in _KEPT:
+        return True
+    return unicodedata.category(character) not in ("Cc", "Cs") and character not in _BIDI
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def redirect_to_null(stream: TextIO) -> None:
+    """Drops everything written to the stream from now on, Python's own flush at exit included."""
+    with suppress(io.UnsupportedOperation):  # a stream without a descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
+
+
+HIDDEN = "…"
+_WEBHOOK = re.compile(r"""(\bwebhook\s*=\s*["']+https?://)(?:[^/"']*@)?([^/?#"'\\]*).*$""")
+_COMMAND = re.compile(r"""^(\W?\s*command\s*=\s*["']+)([\w./-]*).*$""")
+_TABLE = re.compile(r"^\[+([^\]]+)\]+$")
+_NAME = r"\w*(?:TOKEN|KEY|SECRET|PASS|CREDENTIAL|DSN|URL)\w*"
+_SECRET = re.compile(rf'^("?{_NAME}"? = ).*$', flags=re.IGNORECASE)
+_LITERAL = re.compile(
+    rf"""^([+-]?\s*(?:export )?["']?{_NAME}["']?\s*[=:]\s*)(["']).*$""", flags=re.IGNORECASE
+)
+_KEY = re.compile(rf"notify\.(?:webhook|command)|.*\benv\.{_NAME}", flags=re.IGNORECASE)
+
+
+def hide_secrets(experiment: str) -> str:
+    """The resolved experiment, as `dump_experiment` writes it, with `…` for each secret."""
+    lines, table = [], ""
+    for line in experiment.split("\n"):
+        if found := _TABLE.match(line):
+            table = found[1]
+        hidden = _hide_in_line(line) if table == "notify" else line
+        is_env = table.split(".")[-1] == "env"
+        lines.append(_SECRET.sub(rf'\1"{HIDDEN}"', hidden) if is_env else hidden)
+    return "\n".join(lines)
+
+
+def hide_in_diff(diff: str) -> str:
+    """A diff of any files with secrets hidden in every line that looks like an experiment's."""
+    lines = (_hide_in_line(line) for line in diff.split("\n"))
+    return "\n".join(_LITERAL.sub(rf"\1\2{HIDDEN}\2", line) for line in lines)
+
+
+def is_secret(key: str) -> bool:
+    """True if the value of a dotted key (`notify.webhook`) must not be shown."""
+    return _KEY.fullmatch(key) is not None
+
+
+def _hide_in_line(line: str) -> str:
+    line = _WEBHOOK.sub(rf'\1\2/{HIDDEN}"', line)
+    return _COMMAND.sub(rf'\1\2 {HIDDEN}"', line)

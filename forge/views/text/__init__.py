@@ -1,1 +1,0 @@
-"""Text for a terminal: escaping, widths, numbers, times, secrets."""
