@@ -19,7 +19,7 @@ RUNNER_UIDS = range(FIRST_UID, FIRST_UID + NUM_UIDS)
 """Uids of captures of a root judge; those of its other children are higher."""
 MODULES = {
     Target.REPORT: "forge.runner.outlets.report",
-    Target.NOTIFY: "forge.runner.outlets.notify_child",
+    Target.NOTIFY: "forge.runner.outlets.notify",
     Target.SINK: "forge.runner.outlets.sink_child",
     Target.TRAINER: "forge.train.trainer",
     Target.JUDGE: "forge.evalpool.judge.start",

@@ -2,38 +2,47 @@
 an evaluation or a kernel that beats all earlier ones.
 
 Opened by the run beside its store. New bests are read from the store every few seconds, in a worker
-thread; each look reads only new rows. Each notification is sent by a child process with a deadline
-(`notify_child`), so that neither a command that hangs nor a silent webhook delays the run. A
-notification that fails is an event `notify_failed` and a warning line, and never fails a run.
+thread; each look reads only new rows. Each notification is sent by a child process of this module
+with a deadline, so that neither a command that hangs nor a silent webhook delays the run: exit 0 if
+both succeed in time, else 1 and a line for each failure in its log. Processes that the command
+leaves behind end with it. A notification that fails is an event `notify_failed` and a warning line,
+and never fails a run.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from forge.config.schema import NotifyTable
 from forge.errors import ForgeError
 from forge.exits import Ending, ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import python_path
+from forge.process.lease import hold_lease
 from forge.records import Event
-from forge.runner.live.progress import Console
-from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
-from forge.store.write.writer import Writer
 from forge.views.run_state import EVALUATIONS, IN_ORDER, describe_evaluation
 from forge.views.text import percent, printable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+
+    from forge.config.schema import NotifyTable
+    from forge.runner.live.progress import Console
+    from forge.store.layout import RunPaths
+    from forge.store.write.writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +165,7 @@ class Notifier:
         }  # fmt: skip
         spec = ChildSpec(
             name=f"notify-{self.num_sent}",
-            argv=(sys.executable, "-P", "-m", "forge.runner.outlets.notify_child"),
+            argv=(sys.executable, "-P", "-m", "forge.runner.outlets.notify"),
             log_path=log_dir / "notify.log",
             env={**os.environ, "PYTHONPATH": python_path()},
             socket_path=None,
@@ -237,3 +246,96 @@ class Bests:
         self._speedup = best["speedup_low"]
         line = f"{best['problem_id']}: {best['speedup']:.2f} times as fast ({best['turn_id']})"
         return [(line, {name: best[name] for name in ("problem_id", "turn_id", "speedup")})]
+
+
+LONGEST_OUTPUT = 64_000
+"""Bytes of the command's output that the log keeps."""
+LAST_OUTPUT_S = 0.5
+"""Wait for the last output of a command; processes that it left behind may hold the pipe open."""
+
+
+def main() -> None:
+    config = hold_lease()
+    failures = list(send(config))
+    sys.exit("\n".join(failures) if failures else 0)
+
+
+def send(config: Mapping[str, Any]) -> Iterator[str]:
+    """Runs the command and posts to the webhook within `timeout_s`; yields each failure."""
+    deadline = time.monotonic() + config["timeout_s"]
+    body = json.dumps(config["body"])
+    command = _start(config) if config["command"] else None
+    if config["webhook"]:
+        yield from _post(config["webhook"], body, timeout_s=config["timeout_s"])
+    if isinstance(command, str):
+        yield command
+    elif command is not None:
+        yield from _finish(*command, body, deadline=deadline)
+
+
+def _start(config: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], threading.Thread] | str:
+    """The process and the reader of its output, or why it cannot be started."""
+    try:
+        output, write_end = os.pipe()
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", config["command"]],
+                stdin=subprocess.PIPE,
+                stdout=write_end,
+                stderr=write_end,
+                cwd=config["cwd"],
+                env={**os.environ, **config["env"]},
+            )
+        finally:
+            os.close(write_end)
+    except OSError as error:
+        return f"command: cannot be started: {error.strerror}"
+    reader = threading.Thread(target=_copy_output, args=(output,), daemon=True)
+    reader.start()
+    return process, reader
+
+
+def _copy_output(output: int) -> None:
+    """Copies the first output to the log and drops the rest: a command that prints without end must
+    not fill the disk."""
+    left = LONGEST_OUTPUT
+    while part := os.read(output, 1 << 16):
+        os.write(sys.stderr.fileno(), part[:left])
+        left -= min(left, len(part))
+
+
+def _finish(
+    process: subprocess.Popen[bytes], reader: threading.Thread, body: str, *, deadline: float
+) -> Iterator[str]:
+    try:
+        process.communicate(body.encode(), timeout=max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        yield "command: did not end in time"
+        return
+    reader.join(LAST_OUTPUT_S)
+    if process.returncode:
+        yield f"command: exit {process.returncode}"
+
+
+def _post(url: str, body: str, *, timeout_s: float) -> Iterator[str]:
+    """Posts to the webhook. Errors name only the host, since the path of a URL may be secret."""
+    import httpx
+
+    try:
+        host = httpx.URL(url).host
+    except (ValueError, httpx.InvalidURL):
+        yield "webhook: its URL is invalid"
+        return
+    headers = {"Content-Type": "application/json"}
+    try:
+        # The response body is not read: it may be long or endless.
+        with httpx.stream("POST", url, content=body, headers=headers, timeout=timeout_s) as answer:
+            if not answer.is_success:
+                yield f"webhook at {host}: HTTP {answer.status_code}"
+    except (httpx.HTTPError, ValueError) as error:
+        yield f"webhook at {host}: {type(error).__name__}"
+
+
+if __name__ == "__main__":
+    main()

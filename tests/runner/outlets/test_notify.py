@@ -20,8 +20,7 @@ from forge.config.schema import NotifyTable
 from forge.errors import ConfigError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
 from forge.records import Purpose, Status
-from forge.runner.outlets.notify import LONGEST_MESSAGE, Bests, open_notifier
-from forge.runner.outlets.notify_child import LONGEST_OUTPUT, send
+from forge.runner.outlets.notify import LONGEST_MESSAGE, LONGEST_OUTPUT, Bests, open_notifier, send
 from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
 from tests.runner.outlets.said import Said, events
