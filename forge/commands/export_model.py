@@ -220,7 +220,13 @@ def render_card(lineage: Mapping[str, Any], *, name: str) -> str:
         "",
         about,
         "",
-        *_table(["fact", "value"], [[key, _plain(value)] for key, value in facts.items()]),
+        *_table(
+            ["fact", "value"],
+            [
+                [key, value if isinstance(value, str) else json.dumps(value)]
+                for key, value in facts.items()
+            ],
+        ),
         "",
         "## Evaluation",
         "",
@@ -250,10 +256,6 @@ def _figures(lineage: Mapping[str, Any]) -> Iterator[str]:
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     for cells in (head, ["---"] * len(head), *rows):
         yield f"| {' | '.join(map(str, cells))} |"
-
-
-def _plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _stages(experiment: Experiment, *, last: int) -> Iterator[dict[str, Any]]:

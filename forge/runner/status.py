@@ -48,6 +48,17 @@ from forge.serve.replica import Replica
 from forge.serve.replicas import Replicas
 from forge.views.text import gigabytes, printable
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from forge.config.schema import Experiment
+    from forge.evalpool.pool import Pool
+    from forge.evalpool.seating import Seat
+    from forge.process.control import Health, Role
+    from forge.runner.stages.desk import TrainerDesk
+    from forge.runner.stages.run_context import RunContext
+    from forge.serve.replica import Replica
+
 FULL = 0.9
 """Share of a memory above which the next long sample or large batch may not fit."""
 MODEL_MAKER = "init-model"
@@ -171,7 +182,18 @@ def observe_serving(
             yield _observe_replica(replica, experiment, limit_s, seen.get(replica.name))
     elif isinstance(served, Remote):
         for server in served.all:
-            yield _observe_server(server, limit_s)
+            yield Component(
+                name=server.name,
+                role="serve",
+                owner=server,
+                phase=f"answering {server.load}" if server.load else "idle",
+                is_gone=not server.is_up,
+                num_restarts=server.num_deaths,
+                marks=(server.generated_tokens,),
+                is_asked=server.load > 0 and server.is_up,
+                limit_s=limit_s,
+                address=server.name,
+            )
 
 
 def _observe_starting(role: Role, seen: Mapping[str, Seen]) -> Iterator[Component]:
@@ -218,21 +240,6 @@ def _replica_phase(replica: Replica, *, slots: int) -> str:
     return f"decoding {min(replica.load, slots)} of {slots}{waiting}"
 
 
-def _observe_server(server: RemoteServer, limit_s: float) -> Component:
-    return Component(
-        name=server.name,
-        role="serve",
-        owner=server,
-        phase=f"answering {server.load}" if server.load else "idle",
-        is_gone=not server.is_up,
-        num_restarts=server.num_deaths,
-        marks=(server.generated_tokens,),
-        is_asked=server.load > 0 and server.is_up,
-        limit_s=limit_s,
-        address=server.name,
-    )
-
-
 def observe_judges(
     pool: Pool | None, experiment: Experiment, *, seen: Mapping[str, Seen]
 ) -> Iterator[Component]:
@@ -242,30 +249,27 @@ def observe_judges(
         return
     seats = pool.seating.seats
     num_pending = pool.seating.num_waiting + sum(seat.num_running for seat in seats)
-    strain = _queue(min(num_pending, MAX_QUEUED), MAX_QUEUED)
+    strain, urls = _queue(min(num_pending, MAX_QUEUED), MAX_QUEUED), experiment.judge.url
     for seat in seats:
-        yield _observe_seat(seat, experiment, strain, seen.get(seat.name))
-
-
-def _observe_seat(seat: Seat, experiment: Experiment, strain: str, seen: Seen | None) -> Component:
-    return Component(
-        name=seat.name,
-        role="judge",
-        owner="judges",
-        phase=_seat_phase(seat),
-        is_gone=seat.state is State.DOWN,
-        num_restarts=max(0, seen.num_starts - 1) if seen else 0,
-        marks=(seat.num_taken - seat.num_running,),
-        num_judged=seat.num_taken - seat.num_running,
-        is_asked=seat.num_running > 0,
-        limit_s=request_timeout_s(experiment.judge, is_timed=seat.is_timed),
-        failure=f"quarantined: {seat.why}" if seat.state is State.QUARANTINED else "",
-        strain=strain,
-        fills_cards=True,
-        seen=seen,
-        # `pool-1` is the second entry of `judge.url`.
-        address=experiment.judge.url[int(seat.name.rpartition("-")[2])] if seat.is_remote else "",
-    )
+        child, num_judged = seen.get(seat.name), seat.num_taken - seat.num_running
+        yield Component(
+            name=seat.name,
+            role="judge",
+            owner="judges",
+            phase=_seat_phase(seat),
+            is_gone=seat.state is State.DOWN,
+            num_restarts=max(0, child.num_starts - 1) if child else 0,
+            marks=(num_judged,),
+            num_judged=num_judged,
+            is_asked=seat.num_running > 0,
+            limit_s=request_timeout_s(experiment.judge, is_timed=seat.is_timed),
+            failure=f"quarantined: {seat.why}" if seat.state is State.QUARANTINED else "",
+            strain=strain,
+            fills_cards=True,
+            seen=child,
+            # `pool-1` is the second entry of `judge.url`.
+            address=urls[int(seat.name.rpartition("-")[2])] if seat.is_remote else "",
+        )
 
 
 def _seat_phase(seat: Seat) -> str:

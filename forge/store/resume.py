@@ -144,11 +144,11 @@ def untrained_groups(reader: RunReader, *, stage: int) -> list[Group]:
     from before rows were lost: the row that says that they were trained may be among those.
     """
     rows = reader.rows(_UNTRAINED, (stage,))
-    return [group for group in read_groups(rows) if _has_tokens(group)]
-
-
-def _has_tokens(group: Group) -> bool:
-    return all(turn.prompt_ids for each in group.trajectories for turn in each.turns)
+    return [
+        group
+        for group in read_groups(rows)
+        if all(turn.prompt_ids for each in group.trajectories for turn in each.turns)
+    ]
 
 
 def read_groups(rows: Iterable[dict[str, Any]]) -> list[Group]:

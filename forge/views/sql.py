@@ -97,7 +97,7 @@ def json_parts(found: RowTable | RowStream) -> Iterator[str]:
     finite as null."""
     start, names = "[", _unique_names(found.columns)
     for row in found.rows:
-        values = map(_json_value, row)
+        values = (each.hex() if isinstance(each, bytes) else finite(each) for each in row)
         yield f"{start}{json_text(dict(zip(names, values, strict=True)))}"
         start = ",\n"
     yield "[]\n" if start == "[" else "]\n"
@@ -134,10 +134,6 @@ def render_relations(relations: list[Relation]) -> Fitting:
     from forge.views.fitting import Fitting
 
     return Fitting(("name", "content"), ((each.name, each.comment) for each in relations))
-
-
-def _json_value(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else finite(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,9 @@ def evaluate_groups(
         into = greedy if group.is_greedy else sampled
         into.extend((group.problem_id, trajectory) for trajectory in group.trajectories)
     first, first_greedy = _in_turn(sampled, 0), _in_turn(greedy, 0)
-    tallies = _tallies(first)
+    tallies = {
+        name: Tally(num=len(of), correct=sum(map(_is_correct, of))) for name, of in first.items()
+    }
     at_k = _pass_at_ks(tallies)
     once, compiled = at_k.get(1, UNKNOWN), _share(first, _is_compiled)
     multi = _solved_in_any_turn(sampled)
@@ -206,12 +208,6 @@ def _share(answers: Answers, claim: Callable[[Answer], bool]) -> Estimate:
 def _mean_by_problem(values: Mapping[str, Sequence[float]]) -> Estimate | None:
     """Mean over problems of the mean of each problem's values, which are in 0..1."""
     return estimate_mean([_mean(of) for of in values.values()])
-
-
-def _tallies(answers: Answers) -> dict[str, Tally]:
-    return {
-        name: Tally(num=len(of), correct=sum(map(_is_correct, of))) for name, of in answers.items()
-    }
 
 
 def _pass_at_ks(tallies: Mapping[str, Tally]) -> dict[int, Estimate]:

@@ -154,13 +154,11 @@ FILTERS = {
 }
 
 
-def _purpose(row: dict[str, Any]) -> str:
-    return (row["purpose"] or NONE) + (", greedy" if row["is_greedy"] else "")
-
-
 ATTEMPT_COLUMNS = (
     Column("latest", "rollout", "rollout_id"),
-    Column("purpose", "for", None, _purpose, from_width=70),
+    Column("purpose", "for", None,
+           lambda row: (row["purpose"] or NONE) + (", greedy" if row["is_greedy"] else ""),
+           from_width=70),
     Column("stage", "stage", "stage_name", from_width=100),
     Column("step", "step", "step", is_number=True),
     Column("policy", "policy", "min_version", from_width=70, is_number=True),

@@ -118,13 +118,6 @@ def _before(found: Conversation, turn: dict[str, Any]) -> dict[str, Any] | None:
     return next((each for each in found.turns if each["turn"] == turn["turn"] - 1), None)
 
 
-def prompt_of(turn: dict[str, Any]) -> Group:
-    """The exact text that the model received, including template tokens."""
-    return Group(
-        _heading(f"prompt: {turn['num_prompt_tokens']} tokens"), shown_text(turn["prompt"])
-    )
-
-
 def turn_diff(found: Conversation, turn: dict[str, Any]) -> Group:
     """Differences of the code from that of the turn before."""
     before = _before(found, turn)
@@ -149,22 +142,16 @@ def _by_turn(key: str, show: Callable[[Any], str]) -> Callable[[Sibling], str]:
     return lambda sibling: " ".join(show(turn[key]) for turn in sibling.turns)
 
 
-def _statuses(sibling: Sibling) -> str:
-    return path_of_statuses([turn["status"] or "?" for turn in sibling.turns])
-
-
-def _return(sibling: Sibling) -> str:
-    return number(sibling.turns[0]["discounted_return"])
-
-
 SIBLING_COLUMNS = (
     Column("rollout", "rollout", None, lambda sibling: f"r{sibling.rollout}"),
-    Column("return", "return", None, _return, is_number=True),
+    Column("return", "return", None,
+           lambda sibling: number(sibling.turns[0]["discounted_return"]), is_number=True),
     Column("reward", "reward", None, _by_turn("reward", number), from_width=60),
     Column("advantage", "advantage", None, _by_turn("advantage", signed), from_width=50),
     Column("tokens", "tokens", None, _by_turn("num_completion_tokens", str), from_width=100,
            is_number=True),
-    Column("turns", "turns", None, _statuses, takes_rest=True),
+    Column("turns", "turns", None, lambda sibling: path_of_statuses(
+        [turn["status"] or "?" for turn in sibling.turns]), takes_rest=True),
 )  # fmt: skip
 
 
@@ -356,7 +343,9 @@ class RolloutScreen(PacedScreen[Found]):
             "answer": lambda: answer_of(found, turn, is_folded=self._is_folded),
             "verdict": lambda: verdict_panel(turn),
             "diff": lambda: turn_diff(found, turn),
-            "prompt": lambda: prompt_of(turn),
+            "prompt": lambda: Group(
+                _heading(f"prompt: {turn['num_prompt_tokens']} tokens"), shown_text(turn["prompt"])
+            ),
             "reference": lambda: shown_code(found.source or "# not stored"),
         }[name]()
         self._made = marked(made, self._words)

@@ -84,7 +84,8 @@ def row_of_component(status: ComponentStatus) -> ProcessRow:
     """A row from the supervisor's status; the reason of its health precedes its last log line."""
     return {
         "health": status.health, "name": status.name, "role": status.role,
-        "device": status.device, "phase": status.phase, "cpu": _cores(status.cpu_cores),
+        "device": status.device, "phase": status.phase,
+        "cpu": NONE if status.cpu_cores is None else f"{status.cpu_cores:.1f}",
         "gpu_use": share(status.gpu_use), "gpu_memory": memory(status.gpu_memory_bytes),
         "memory": memory(status.memory_bytes), "age": duration(status.progress_age_s),
         "restarts": str(status.num_restarts),
@@ -142,10 +143,6 @@ class ProcessTable(RowTable):
             if each.key not in left_out
         ]
         self.show_rows([(row["name"], row) for row in rows])
-
-
-def _cores(value: float | None) -> str:
-    return NONE if value is None else f"{value:.1f}"
 
 
 PERIOD_S = 0.9
@@ -424,7 +421,8 @@ def _line(rung: Rung, gain: str, scale: int, label: str, names: int) -> Text:
     line.append(f" {label}{percent(rung.pass_at_1):>7} ", style="" if is_within else "bold")
     if scale >= SCALE:
         line.append_text(draw_scale(rung, scale)).append(" ")
-    line.append(f"{_interval(rung):>7} %  {rung.size:<6}", style="dim")
+    between = f"{100 * (rung.low or 0.0):.0f}–{100 * (rung.high or 0.0):.0f}"
+    line.append(f"{between:>7} %  {rung.size:<6}", style="dim")
     if gain:
         line.append(f" {gain}", style=_gain_style(gain))
     return line
@@ -449,10 +447,6 @@ def _training(rung: Rung) -> Text:
 
 def _steps(rung: Rung) -> str:
     return f"{rung.step or 0}/{rung.num_steps}" if rung.num_steps else f"{rung.step or 0}"
-
-
-def _interval(rung: Rung) -> str:
-    return f"{100 * (rung.low or 0.0):.0f}–{100 * (rung.high or 0.0):.0f}"
 
 
 MAX_CURVES = 8

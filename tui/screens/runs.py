@@ -109,10 +109,6 @@ def _state(row: Row) -> str:
     return f"{STATES.get(state, ('✘', ''))[0]} {state}"
 
 
-def _interval(last: Row) -> str:
-    return f"{percent(last['ci_low'])} … {percent(last['ci_high'])}"
-
-
 COLUMNS = (
     Column("mark", " ", "mark"),
     Column("name", "run", "name"),
@@ -124,7 +120,8 @@ COLUMNS = (
     Column("pass", "pass@1", None, _last(lambda last: last["short"], missing=NONE),
            is_number=True),
     Column("of", "of", None, _last(lambda last: f" {last['stage']}"), from_width=70),
-    Column("interval", "95 %", None, _last(_interval), from_width=130),
+    Column("interval", "95 %", None, _last(
+        lambda last: f"{percent(last['ci_low'])} … {percent(last['ci_high'])}"), from_width=130),
     Column("began", "started (UTC)", None, lambda row: when(row.get("started_at"), missing=""),
            from_width=100),
 )  # fmt: skip

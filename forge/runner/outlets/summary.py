@@ -151,7 +151,16 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
         "at": row["at"],
         "model": _model(experiment),
         "suite": _suite(reader, experiment, row),
-        "sampling": _sampling(experiment, row),
+        "sampling": {
+            "seed": experiment["eval"].get("seed", experiment["seed"]),
+            "samples": row["num_samples"],
+            "turns": row["max_turns"],
+            "temperature": experiment["eval"].get("temperature", 1.0),
+            "has_greedy": row["pass_at_1_greedy"] is not None,
+            "max_completion_tokens": experiment["rollout"]["max_completion_tokens"],
+            "context_tokens": experiment["serve"]["context_tokens"],
+            "stop_at_speedup": experiment["reward"]["stop_at_speedup"],
+        },
         "judge": {**_public(experiment["judge"]), "used": reader.rows(_JUDGES, place)},
         "prompt": _prompt(reader, experiment),
         "counts": _counts(reader, row),
@@ -201,19 +210,6 @@ def _suite(reader: RunReader, experiment: dict[str, Any], row: dict[str, Any]) -
         "num_problems": len(problems),
         "sha256": hashlib.sha256(lines.encode()).hexdigest(),
         "problems": problems,
-    }
-
-
-def _sampling(experiment: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "seed": experiment["eval"].get("seed", experiment["seed"]),
-        "samples": row["num_samples"],
-        "turns": row["max_turns"],
-        "temperature": experiment["eval"].get("temperature", 1.0),
-        "has_greedy": row["pass_at_1_greedy"] is not None,
-        "max_completion_tokens": experiment["rollout"]["max_completion_tokens"],
-        "context_tokens": experiment["serve"]["context_tokens"],
-        "stop_at_speedup": experiment["reward"]["stop_at_speedup"],
     }
 
 
@@ -281,7 +277,8 @@ SHOWN = ("0", "1", "2")
 def leaderboard(result: dict[str, Any]) -> str:
     """Head and row of a Markdown table, and the notes that the figures need."""
     cells = _cells(result)
-    lines = [list(cells), ["---"] * len(cells), [_escaped(cell) for cell in cells.values()]]
+    escaped = [" ".join(cell.split()).replace("|", "\\|") for cell in cells.values()]
+    lines = [list(cells), ["---"] * len(cells), escaped]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n{_notes(result)}\n"
 
@@ -427,8 +424,3 @@ def _times(interval: Sequence[float | None] | None) -> str:
         return NONE
     value, low, high = interval
     return f"{value:.2f}x ({low:.2f}-{high:.2f})" if high is not None else f"{value:.2f}x"
-
-
-def _escaped(cell: str) -> str:
-    """A cell that cannot end its column or its row."""
-    return " ".join(cell.split()).replace("|", "\\|")

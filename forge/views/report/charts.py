@@ -239,11 +239,9 @@ def _label_axes(axes: Axes, chart: Chart) -> None:
         axes.set_ylim(0.0, min(1.0, max(0.02, 1.1 * highest)))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
-        axes.yaxis.set_major_formatter(FuncFormatter(_tick))
-
-
-def _tick(value: Any, _: Any) -> str:
-    return grouped(float(f"{value:.4g}"))
+        axes.yaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: grouped(float(f"{value:.4g}")))
+        )
 
 
 MOST_CURVES = 6

@@ -546,7 +546,8 @@ class Contents:
             [self._cell(head, value) for head, value in zip(found.columns, row, strict=True)]
             for row in found.rows
         ]
-        return [head if head[-2:] == " s" else _head(head) for head in found.columns], rows
+        cut = FORMATS.keys() - {" s"}
+        return [head[:-2] if head[-2:] in cut else head for head in found.columns], rows
 
     def _cell(self, head: str, value: Any) -> Any:
         if (value := finite(value)) is None:
@@ -594,10 +595,6 @@ class Contents:
         rows = {"commit": last["code_commit"] or "outside a checkout", "seed": last["seed"]}
         rows |= machine | {"GPUs": "; ".join(gpus) or "none", "versions": versions}
         return [[name, _value(value)] for name, value in rows.items()]
-
-
-def _head(name: str) -> str:
-    return name[:-2] if name[-2:] in FORMATS else name
 
 
 def _pairs(table: Mapping[str, Any], names: str) -> str:
