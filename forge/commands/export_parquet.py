@@ -6,6 +6,9 @@ are streamed in batches, so memory does not grow with the run. The reader holds 
 WAL of a live run grows until the export is done. A file is complete or absent.
 """
 
+# pyarrow has no type stubs.
+# pyright: standard
+
 from __future__ import annotations
 
 import os

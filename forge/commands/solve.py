@@ -234,7 +234,7 @@ def render_searches(rows: Sequence[dict[str, Any]]) -> Table:
     heads = ("problem", "answers", "correct", "best", "roofline", "other baseline", "turn", "end")
     table = Table(*heads, box=None, padding=(0, 2, 0, 0))
     for row in rows:
-        best = row["best"] or {}
+        best: dict[str, Any] = row["best"] or {}
         cells = [row["problem_id"], str(row["num_answers"]), str(row["num_correct"])]
         cells += [_times(best.get("speedup")), percent(best.get("roofline_share"))]
         cells += [_times(row["speedup_other"]), best.get("turn_id") or NONE]

@@ -43,21 +43,10 @@ from forge.process.machine import HostMemory, read_memory
 from forge.runner.live.observer import Seen
 from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.run_context import RunContext
-from forge.serve.remote import Remote, RemoteServer
+from forge.serve.remote.remote import Remote
 from forge.serve.replica import Replica
 from forge.serve.replicas import Replicas
 from forge.views.text import gigabytes, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from forge.config.schema import Experiment
-    from forge.evalpool.pool import Pool
-    from forge.evalpool.seating import Seat
-    from forge.process.control import Health, Role
-    from forge.runner.stages.desk import TrainerDesk
-    from forge.runner.stages.run_context import RunContext
-    from forge.serve.replica import Replica
 
 FULL = 0.9
 """Share of a memory above which the next long sample or large batch may not fit."""

@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from rich.console import Group as RichGroup
+
+from forge.store.reader import RunReader
 from forge.views.gains import FIRST_ANSWERS, points
 from forge.views.run_state import load_experiment, run_state, words_of
 from forge.views.statistics import Estimate, Tally, compare_paired, estimate_difference
 from forge.views.text import HIDDEN, NONE, digits, is_secret, percent, printable, without_empty
-
-if TYPE_CHECKING:
-    from rich.console import Group as RichGroup
-
-    from forge.store.reader import RunReader
 
 UNITS = {"step": "steps", "tokens": "tokens", "time": "seconds"}
 """Quantity that both runs get the same amount of, to its unit: training steps, of GRPO if either

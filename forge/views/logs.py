@@ -18,7 +18,7 @@ from pathlib import Path
 import regex
 
 from forge.errors import ConfigError
-from forge.store.layout import is_owned
+from forge.store.layout import RunPaths, is_owned
 from forge.views.text import printable
 
 READ_BYTES = 256 * 1024

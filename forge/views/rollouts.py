@@ -21,17 +21,10 @@ from rich.console import Group as RichGroup
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
 from forge.store.reader import RunReader
+from forge.views.fitting import Fitting
 from forge.views.run_state import load_stages, stage_name
 from forge.views.sql import LARGEST
 from forge.views.text import at_least, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from rich.console import Group as RichGroup
-
-    from forge.store.reader import RunReader
-    from forge.views.fitting import Fitting
 
 TURN_COLUMNS = (
     "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, "

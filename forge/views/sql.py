@@ -16,13 +16,9 @@ from typing import Any
 from rich.console import Group as RichGroup
 
 from forge.errors import ConfigError
+from forge.store.reader import RowStream, RowTable
+from forge.views.fitting import Fitting
 from forge.views.text import finite, json_text
-
-if TYPE_CHECKING:
-    from rich.console import Group as RichGroup
-
-    from forge.store.reader import RowStream, RowTable
-    from forge.views.fitting import Fitting
 
 PLACE = "forge sql"
 MOST_ROWS = 1000

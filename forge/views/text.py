@@ -195,8 +195,9 @@ def json_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    is_record = is_dataclass(value) and not isinstance(value, type)
-    return finite(asdict(value)) if is_record else str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return finite(asdict(value))
+    return str(value)
 
 
 def _is_safe(character: str) -> bool:

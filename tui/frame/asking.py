@@ -29,6 +29,8 @@ from textual.theme import Theme
 from textual.widgets import Button, DataTable, Footer, Input, Static
 from textual.worker import Worker, WorkerState
 
+from forge.store.reader import RunReader
+from forge.tui.frame.watched import Watched
 from forge.views.text import printable
 
 Answer = TypeVar("Answer")

@@ -34,9 +34,9 @@ from forge.process.devices import Gpu
 from forge.records import Status
 from forge.records.problem import ReferenceModule
 from forge.records.run import JudgedAgain, Judging
-from forge.store.layout import open_run_lock
-from forge.store.reader import open_run, refuse_damage
-from forge.store.write.writer import open_writer
+from forge.store.layout import RunPaths, open_run_lock
+from forge.store.reader import RunReader, open_run, refuse_damage
+from forge.store.write.writer import Writer, open_writer
 from forge.views.text import printable
 
 OPTIONS = ("protocol", "policy", "target", "isolation", "workers")

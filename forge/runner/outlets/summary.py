@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forge.runner.weights.resume import sha256_of_weights
 from forge.store.layout import write_file
@@ -181,7 +181,9 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
 
 def _public(table: Any) -> Any:
     """A table of the experiment without `env`, whose values may be secrets."""
-    return {k: v for k, v in table.items() if k != "env"} if isinstance(table, dict) else table
+    if not isinstance(table, dict):
+        return table
+    return {k: v for k, v in cast("dict[str, Any]", table).items() if k != "env"}
 
 
 def _model(experiment: dict[str, Any]) -> dict[str, Any]:

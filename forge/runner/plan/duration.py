@@ -41,8 +41,8 @@ from forge.runner.plan.placement import (
     num_ranks,
     turns_played,
 )
-from forge.runner.plan.shape import model_shape
-from forge.store.layout import write_file
+from forge.runner.plan.shape import ModelShape, model_shape
+from forge.store.layout import RunPaths, write_file
 from forge.views.text import count, minutes
 
 logger = logging.getLogger(__name__)

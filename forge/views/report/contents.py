@@ -20,10 +20,12 @@ from functools import cached_property
 from typing import Any
 
 from forge.records import Status
+from forge.store.reader import RunReader
 from forge.views.gains import load_before_after, load_gains
 from forge.views.report.charts import (
     CHARTS,
     STEP_PARTS,
+    Chart,
     Training,
     ask,
     measured_charts,
@@ -50,10 +52,6 @@ from forge.views.text import (
     percent,
     without_empty,
 )
-
-if TYPE_CHECKING:
-    from forge.store.reader import RunReader
-    from forge.views.report.charts import Chart
 
 MOST_SETS = 4
 """Evaluations that are listed: the first, the last, and some between."""
