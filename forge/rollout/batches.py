@@ -172,7 +172,10 @@ class Buffer:
         chosen = sorted(self.fresh, key=lambda waiting: waiting.deadline)[:size]
         missing = size - len(chosen)
         if missing:
-            again = self._again(admission.step)[:missing] if is_awaited else []
+            usable = [each for each in self.used if each.deadline >= admission.step]
+            # the least used first, then the youngest
+            usable.sort(key=lambda waiting: (waiting.num_uses, -waiting.deadline))
+            again = usable[:missing] if is_awaited else []
             if len(chosen) * self.replay < size or len(again) < missing:
                 return None
             chosen += again
@@ -186,8 +189,3 @@ class Buffer:
         self.fresh = [each for each in self.fresh if each not in chosen]
         young = [each for each in self.used if each.deadline > step]
         self.used = [each for each in young if each.num_uses < self.replay and each.samples]
-
-    def _again(self, step: int) -> list[Waiting]:
-        """Used groups that `step` may train, the least used first, then the youngest."""
-        young = [waiting for waiting in self.used if waiting.deadline >= step]
-        return sorted(young, key=lambda waiting: (waiting.num_uses, -waiting.deadline))

@@ -118,7 +118,11 @@ class Curves:
             else:
                 self._points.setdefault(name, {})[step] = value
                 self._last = max(self._last, step)
-        return [self._curve(name) for name in SHOWN[kind]]
+        found = {name: sorted(self._points.get(name, {}).items()) for name in SHOWN[kind]}
+        return [
+            Curve(name=name, steps=tuple(x for x, _ in of), values=tuple(y for _, y in of))
+            for name, of in found.items()
+        ]
 
     def sft_loss(self, reader: RunReader) -> Curve | None:
         """The loss of the last SFT stage before the current stage; None without one."""
@@ -130,14 +134,6 @@ class Curves:
         if not points:
             return None
         return Curve(name="SFT loss", steps=tuple(points), values=tuple(points.values()))
-
-    def _curve(self, name: str) -> Curve:
-        points = sorted(self._points.get(name, {}).items())
-        return Curve(
-            name=name,
-            steps=tuple(step for step, _ in points),
-            values=tuple(value for _, value in points),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,21 +94,14 @@ def load_problems(reader: RunReader, wanted: ProblemFilter) -> list[dict[str, An
 
 
 def _with_trends(reader: RunReader, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    trends = _load_trends(reader, sorted({row["problem_id"] for row in found}))
-    for row in found:
-        row["trend"] = trends.get((row["problem_id"], row["purpose"]), ())
-    return found
-
-
-def _load_trends(
-    reader: RunReader, problem_ids: list[str]
-) -> dict[tuple[str, str], tuple[float, ...]]:
-    rows = reader.rows(_TRENDS, {"problems": json.dumps(problem_ids), "points": TREND_GROUPS})
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in rows:
+    ids = json.dumps(sorted({row["problem_id"] for row in found}))
+    trends: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in reader.rows(_TRENDS, {"problems": ids, "points": TREND_GROUPS}):
         if row["solved"] is not None:
-            found[row["problem_id"], row["purpose"]].append(row["solved"])
-    return {key: tuple(values) for key, values in found.items()}
+            trends[row["problem_id"], row["purpose"]].append(row["solved"])
+    for row in found:
+        row["trend"] = tuple(trends.get((row["problem_id"], row["purpose"]), ()))
+    return found
 
 
 def _glob(words: str | None) -> str | None:
@@ -226,7 +219,7 @@ def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
         return None
     stage = turn.pop("stage")
     turn["stage_name"] = None if stage is None else stage_name(load_stages(reader), stage)
-    same = _same_code(reader, turn)
+    same = reader.rows(_SAME_CODE, (turn["problem_id"], turn["code_id"]))
     return Kernel(
         run=reader.paths.name,
         code=turn.pop("code"),
@@ -236,15 +229,11 @@ def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
     )
 
 
-def _same_code(reader: RunReader, turn: dict[str, Any]) -> list[dict[str, Any]]:
-    """Correct turns of the problem with the same code, oldest first."""
-    return reader.rows(
-        "SELECT t.turn_id, v.device, v.candidate_us, v.baseline_us, v.speedup "
-        "FROM groups g JOIN turns t USING (group_id) JOIN verdicts v USING (group_id, rollout, "
-        "turn) WHERE g.problem_id = ? AND t.code_id = ? AND v.status = 'correct' "
-        "ORDER BY t.turn_row LIMIT 1000",
-        (turn["problem_id"], turn["code_id"]),
-    )
+_SAME_CODE = """
+SELECT t.turn_id, v.device, v.candidate_us, v.baseline_us, v.speedup
+FROM groups g JOIN turns t USING (group_id) JOIN verdicts v USING (group_id, rollout, turn)
+WHERE g.problem_id = ? AND t.code_id = ? AND v.status = 'correct' ORDER BY t.turn_row LIMIT 1000
+"""
 
 
 def file_name(problem_id: str) -> str:

@@ -230,6 +230,10 @@ def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
 
 THINKING = "think"
 """Tag of runs that recorded no prompts."""
+_THINKING = """
+SELECT coalesce((SELECT json_extract(data, '$.thinking') FROM events WHERE kind = 'prompts'
+    AND attempt <= ? ORDER BY event_id DESC LIMIT 1), ?)
+"""
 UNKNOWN_PROBLEM = "its problem is recorded when the group ends"
 MAX_SIBLINGS = 64
 MENTIONED_QUEUE_S = 0.1
@@ -333,20 +337,11 @@ def load_conversation(
             "(SELECT source_id FROM problems WHERE problem_id = ?)",
             (first["problem_id"],),
         ),
-        thinking=_load_thinking(reader, first["attempt"]),
+        # an attempt has the prompts of the last one that recorded any
+        thinking=reader.value(_THINKING, (first["attempt"], THINKING)),
         before=reader.value("SELECT max(group_id) FROM turns WHERE group_id < ?", (group_id,)),
         after=reader.value("SELECT min(group_id) FROM turns WHERE group_id > ?", (group_id,)),
     )
-
-
-def _load_thinking(reader: RunReader, attempt: int | None) -> str:
-    """The tag in the prompts of an attempt, which has those of the last one that recorded any."""
-    found = reader.value(
-        "SELECT json_extract(data, '$.thinking') FROM events WHERE kind = 'prompts' "
-        "AND attempt <= ? ORDER BY event_id DESC LIMIT 1",
-        (attempt,),
-    )
-    return THINKING if found is None else found
 
 
 def _load_turns(

@@ -24,7 +24,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
+
+Row = TypeVar("Row")
 
 NONE = "–"
 """Placeholder for a missing number."""
@@ -151,6 +153,12 @@ def without_empty(
     """Head and rows without the columns that hold only dashes: times, if nothing was timed."""
     kept = [i for i in range(len(head)) if any(row[i] != NONE for row in rows)]
     return tuple(head[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
+
+
+def spread(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most `most` rows, spread evenly, including the first and the last."""
+    num = min(most, len(rows))
+    return [rows[round(i * (len(rows) - 1) / max(num - 1, 1))] for i in range(num)]
 
 
 def finite(value: Any) -> Any:

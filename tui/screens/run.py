@@ -52,6 +52,7 @@ from forge.views.text import (
     percent,
     printable,
     share,
+    spread,
 )
 
 if TYPE_CHECKING:
@@ -496,7 +497,8 @@ class CurveBox(Vertical):
         plot.clear_data()
         plot.title(f"{curve.name} {number(last)} {curve.unit}".rstrip())
         plot.plot(list(thin.steps), list(thin.shown), marker="braille")
-        plot.xticks(_ticks(thin.steps, max(2, min(MOST_TICKS, columns // TICK_COLUMNS))))
+        # plotext's own would be fractions
+        plot.xticks(spread(thin.steps, max(2, min(MOST_TICKS, columns // TICK_COLUMNS))))
         low, high = min(thin.shown), max(thin.shown)
         heights = [low] if low == high else [low, (low + high) / 2, high]
         plot.yticks(heights, [number(each) for each in heights])
@@ -547,13 +549,6 @@ class CurveGrid(Vertical):
                 plot.styles.height = lines
         self.set_class(True, "-plots")
         return width // across
-
-
-def _ticks(steps: Sequence[int], num: int) -> list[float]:
-    """Up to `num` of the steps, with the first and the last; plotext's own would be fractions."""
-    if len(steps) <= num:
-        return list(steps)
-    return [steps[round(i * (len(steps) - 1) / (num - 1))] for i in range(num)]
 
 
 PLOTS_FROM = (100, 32)
@@ -678,13 +673,17 @@ class RunScreen(AskingScreen[RunData]):
         stored, live = data.stored, data.run and data.run.live
         if live is not None:
             self._histories.add(live, now=data.now)
-        width = self.app.size.width - 2
+        width, is_tall = self.app.size.width - 2, self.app.size.height >= WHOLE_LADDER_FROM
         rows = _process_rows(data)
         texts = {
             "figures": figures(data.run, stored.activity),
             "health": health(data.run),
-            "ladder": self._ladder(data, width),
-            "histories": self._draw_histories(width) if live is not None else Text(),
+            "ladder": draw_ladder(stored.rungs, stored.gains, width=width)
+            if data.is_ended or is_tall
+            else ladder_line(stored.rungs),
+            "histories": self._histories.draw(width, most_lines=2 if is_tall else 1)
+            if live is not None
+            else Text(),
             "best": best_kernels(stored.kernels),
         }
         for name, text in texts.items():
@@ -698,15 +697,6 @@ class RunScreen(AskingScreen[RunData]):
         used = len(rows) + sum(text.plain.count("\n") + 1 for text in texts.values() if text)
         self._show_curves(data, used + 2)
         self.query_one("#mix", Static).update(mix(stored.activity))
-
-    def _draw_histories(self, width: int) -> Text:
-        is_tall = self.app.size.height >= WHOLE_LADDER_FROM
-        return self._histories.draw(width, most_lines=2 if is_tall else 1)
-
-    def _ladder(self, data: RunData, width: int) -> Text:
-        if data.is_ended or self.app.size.height >= WHOLE_LADDER_FROM:
-            return draw_ladder(data.stored.rungs, data.stored.gains, width=width)
-        return ladder_line(data.stored.rungs)
 
     def _show_curves(self, data: RunData, used: int) -> None:
         """Plots where the terminal has the room, which they fill."""

@@ -81,25 +81,22 @@ def examine_run(paths: RunPaths) -> RunCheckup:
         with open_run(paths) as reader:
             experiment = load_experiment(paths.experiment)
             free, least = shutil.disk_usage(paths.root).free, experiment.store.min_free_bytes
-            found = f"{size(free)} free, [store] min_free_bytes is {size(least)}"
-            full = error("disk", found, fix="free some space")
-            findings.append(
-                full if free < least else Finding(name="disk", found=f"{size(free)} free")
-            )
+            if free < least:
+                found = f"{size(free)} free, [store] min_free_bytes is {size(least)}"
+                findings.append(error("disk", found, fix="free some space"))
+            else:
+                findings.append(Finding(name="disk", found=f"{size(free)} free"))
             held = hold_rows(reader, experiment.stage)
             next_work = _next_work(reader, experiment, held)
-            findings += [_state(reader), *_rows(reader, held), *_batches(paths)]
+            attempt = reader.value("SELECT max(attempt) FROM attempts") or 0
+            state = Finding(name="state", found=f"{run_state(reader)}, attempt {attempt}")
+            findings += [state, *_rows(reader, held), *_batches(paths)]
             findings += _checkpoints(paths, experiment, held)
             weights = _weights(reader, experiment, held, is_finished=next_work is None)
             findings += [weights, _resume(next_work)]
     except (ForgeError, sqlite3.Error, OSError) as failure:
         findings.append(error("resume", str(failure), fix=""))
     return RunCheckup(findings=findings, next_work=next_work, is_running=is_owned(paths))
-
-
-def _state(reader: RunReader) -> Finding:
-    attempt = reader.value("SELECT max(attempt) FROM attempts") or 0
-    return Finding(name="state", found=f"{run_state(reader)}, attempt {attempt}")
 
 
 def _directory(paths: RunPaths) -> Finding:

@@ -32,7 +32,6 @@ from forge.config.schema import GrpoStage
 from forge.records import Metrics, Problem, Split
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.past import Past, recall, still_of_use
-from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import Sampler, make_sampler
@@ -92,10 +91,14 @@ async def run_grpo_stage(
     send, receive = anyio.create_memory_object_stream[Batch](0)
     producing = anyio.CancelScope()
 
+    rules = run.rules(
+        group_size=rollout.group_size, max_turns=rollout.max_turns, temperature=rollout.temperature
+    )
+
     async def produce() -> None:
         with producing:
             await produce_batches(
-                plan, sampler=sampler, rules=_training_rules(run), ports=_training_ports(run),
+                plan, sampler=sampler, rules=rules, ports=_training_ports(run),
                 published=desk.published, group_ids=run.group_ids, sample_ids=run.sample_ids,
                 out=send, step_of=step_of, past=past,
             )  # fmt: skip
@@ -187,13 +190,6 @@ def _set_turnover(run: RunContext, start: Weights) -> None:
         is_adapter=model.lora is not None or start.adapter is not None,
         num_replicas=run.experiment.serve.num_servers, features=run.replicas.features,
     )  # fmt: skip
-
-
-def _training_rules(run: RunContext) -> Rules:
-    given = run.experiment.rollout
-    return run.rules(
-        group_size=given.group_size, max_turns=given.max_turns, temperature=given.temperature
-    )
 
 
 def _training_ports(run: RunContext) -> Ports:

@@ -107,11 +107,21 @@ class Searching:
                         tasks.start_soon(self._answer, search, *search.begin(), ports, slots)
                         await slots.acquire()
                     slots.release()
-        await self._say_end()
+        solved = sum(search.best is not None for search in self.searches.values())
+        run.console.say(
+            f"{self._label}: {solved} of {len(self.searches)} problems solved by "
+            f"{self.num_answers} answers with {self.num_tokens:,} tokens"
+        )
 
     def _next(self) -> Search | None:
         """The search that the next answer goes to; None if the budget is spent, too."""
-        return None if self._is_spent() else next_search(self.searches.values())
+        num_started = sum(search.num_started for search in self.searches.values())
+        is_spent = self.budget.is_spent(
+            answers=num_started - self._num_without_room,
+            seconds=self.earlier_s + time.monotonic() - self._began,
+            tokens=self.num_tokens,
+        )
+        return None if is_spent else next_search(self.searches.values())
 
     @property
     def _label(self) -> str:
@@ -129,14 +139,6 @@ class Searching:
     @property
     def num_answers(self) -> int:
         return sum(len(search.attempts) for search in self.searches.values())
-
-    def _is_spent(self) -> bool:
-        return self.budget.is_spent(
-            answers=sum(search.num_started for search in self.searches.values())
-            - self._num_without_room,
-            seconds=self.earlier_s + time.monotonic() - self._began,
-            tokens=self.num_tokens,
-        )
 
     async def _answer(
         self, search: Search, island: int, parents: Sequence[JudgedAnswer], ports: Ports,
@@ -188,10 +190,3 @@ class Searching:
         speeds = [best.value for best in bests if best.verdict.timing is not None]
         found = {"solved": len(bests) / max(1, len(self.searches))}
         return found | ({"speedup": statistics.geometric_mean(speeds)} if speeds else {})
-
-    async def _say_end(self) -> None:
-        solved = sum(search.best is not None for search in self.searches.values())
-        self.run.console.say(
-            f"{self._label}: {solved} of {len(self.searches)} problems solved by "
-            f"{self.num_answers} answers with {self.num_tokens:,} tokens"
-        )

@@ -268,7 +268,10 @@ def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) ->
     ).fetchall()
     surplus = oldest[: max(0, len(oldest) - max_open)]
     for stage, step in surplus:
-        _settle(run, stage=stage, step=step)
+        place = {"stage": stage, "step": step}
+        for statement in _SETTLE:
+            run.execute(statement, place)
+        run.execute("DELETE FROM open_steps WHERE stage = :stage AND step = :step", place)
     return bool(surplus)
 
 
@@ -279,10 +282,3 @@ def settle_while(run: sqlite3.Connection, *, is_wanted: Callable[[], bool]) -> N
         run.execute("BEGIN IMMEDIATE")
         is_more = settle_oldest(run, max_open=0)
         run.execute("COMMIT")
-
-
-def _settle(run: sqlite3.Connection, *, stage: int, step: int) -> None:
-    place = {"stage": stage, "step": step}
-    for statement in _SETTLE:
-        run.execute(statement, place)
-    run.execute("DELETE FROM open_steps WHERE stage = :stage AND step = :step", place)

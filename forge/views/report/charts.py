@@ -14,7 +14,7 @@ import warnings
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import matplotlib
 import matplotlib.style
@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from forge.views.run_state import parts_of, stage_name, words_of
-from forge.views.text import NONE, finite, grouped, percent, printable
+from forge.views.text import NONE, finite, grouped, percent, printable, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from forge.store.reader import Params, RunReader
-
-Row = TypeVar("Row")
 
 MOST_TABLE_ROWS = 60
 """Rows of the table beside a picture; a longer one drops rows evenly and says so."""
@@ -136,13 +134,6 @@ class Chart:
             for x, cells in sorted(by_x.items())
         ]
         return [self.x_label, *(line.label for line in self.lines)], spread(rows, MOST_TABLE_ROWS)
-
-
-def spread(rows: list[Row], most: int) -> list[Row]:
-    """At most `most` rows, spread evenly, including the first and the last."""
-    if len(rows) <= most:
-        return rows
-    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
 def make_line(text: str, points: Iterable[Sequence[Any]], *, is_points: bool = False) -> Line:

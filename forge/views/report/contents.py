@@ -29,7 +29,6 @@ from forge.views.report.charts import (
     Training,
     ask,
     measured_charts,
-    spread,
 )
 from forge.views.rollouts import MENTIONED_QUEUE_S
 from forge.views.run_state import (
@@ -50,6 +49,7 @@ from forge.views.text import (
     hide_in_diff,
     hide_secrets,
     percent,
+    spread,
     without_empty,
 )
 
