@@ -18,7 +18,7 @@ from rich.text import Text
 from forge.errors import ConfigError, ForgeError, Stalled
 from forge.store.layout import is_owned, list_runs, read_status
 from forge.store.reader import open_run
-from forge.views.gains import load_gains
+from forge.views.compare import load_gains
 from forge.views.run_state import (
     IN_ORDER,
     RunState,

@@ -28,8 +28,8 @@ from forge.tui.frame.asking import AskingScreen
 from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import SIGNS as VERDICT_SIGNS
 from forge.tui.widgets.texts import STOPPED, spark
+from forge.views.compare import load_gains
 from forge.views.curves import Activity, Curve, Curves, load_activity
-from forge.views.gains import load_gains
 from forge.views.problems import load_kernels
 from forge.views.run_state import (
     IN_ORDER,

@@ -21,7 +21,7 @@ from typing import Any
 
 from forge.records import Status
 from forge.store.reader import RunReader
-from forge.views.gains import load_before_after, load_gains
+from forge.views.compare import load_before_after, load_gains
 from forge.views.report.charts import (
     CHARTS,
     STEP_PARTS,

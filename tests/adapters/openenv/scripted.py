@@ -5,7 +5,7 @@ from typing import Any, cast
 import anyio
 
 from forge.adapters.answering import Answering
-from forge.adapters.openenv.episodes import Environment, EpisodeRules, ServedProblems, Sessions
+from forge.adapters.openenv.server import Environment, EpisodeRules, ServedProblems, Sessions
 from forge.config.schema import JudgeTable, PromptTable, RewardTable
 from forge.data.prompts.prompt_set import make_prompts
 from forge.records import Status, Timing, Verdict

@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from forge.adapters.openenv.episodes import (
+from forge.adapters.openenv.models import KernelAction
+from forge.adapters.openenv.server import (
     Episode,
     Refusal,
     ServedProblems,
@@ -17,7 +18,6 @@ from forge.adapters.openenv.episodes import (
     given_problem,
     serve_problems,
 )
-from forge.adapters.openenv.models import KernelAction
 from forge.adapters.subjects import known_problems
 from forge.config.schema import RewardTable
 from forge.errors import ConfigError

@@ -15,6 +15,7 @@ import pytest
 
 from forge.commands.doctor.examine import (
     HostFacts,
+    Mount,
     check_host,
     check_sandbox,
     read_container,
@@ -33,7 +34,6 @@ from forge.commands.doctor.probe import (
 )
 from forge.process.devices import Gpu, Vendor
 from forge.process.environment import python_path
-from forge.store.filesystem import Mount
 
 ROOT = Path(__file__).parents[3]
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
