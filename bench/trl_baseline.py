@@ -43,7 +43,7 @@ from forge.process.devices import inventory
 from forge.process.sockets import open_socket_dir
 from forge.records import Problem, Split
 from forge.rollout.prompter import TemplatePrompter
-from forge.rollout.rewards import reward_terms
+from forge.rollout.rewards.formulas import reward_terms
 from forge.runner.prepare.prompt_facts import prompts_for
 
 

@@ -33,7 +33,7 @@ from forge.records import Reason, Status, Timing, Verdict
 from forge.records.problem import ReferenceModule
 from forge.records.verdict import TIMING_FIELDS
 from forge.rollout.play import verdict_without_code
-from forge.rollout.rewards import reward_terms
+from forge.rollout.rewards.formulas import reward_terms
 
 MAX_DETAIL = 500
 NOT_RUN = "not run"

@@ -30,7 +30,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a run as one self-contained HTML file with figures."""
-    from forge.views.report import write_report
+    from forge.views.report.page import write_report
 
     paths = find(run, store)
     if out is None and Path(run).is_file():  # an archive, whose directory ends with this command

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from forge.records import End, Event, Finish, Group, Sample
 from forge.rollout.admission import Admission
-from forge.rollout.rewards import group_advantages
+from forge.rollout.rewards.formulas import group_advantages
 
 MAX_BATCHES_WITHOUT_SIGNAL = 3
 """Batches in a row. With more, the problems are too hard or too easy for this model, and further

@@ -53,7 +53,7 @@ from forge.records import (
 from forge.records.problem import ReferenceModule
 from forge.records.rollout import Finish
 from forge.rollout.ports import Ports
-from forge.rollout.rewards import is_flat, is_good_enough, reward_terms, turn_returns
+from forge.rollout.rewards.formulas import is_flat, is_good_enough, reward_terms, turn_returns
 from forge.rollout.seeds import derive_seed
 
 NO_ANSWER_WORDS: dict[str, str] = {

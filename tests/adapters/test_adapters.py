@@ -14,7 +14,7 @@ from forge.adapters.rows import kernel_rows
 from forge.adapters.scoring import Attempts, NoScore, ServedScorer
 from forge.adapters.trl import KernelEnvironment, kernel_environment, kernel_reward
 from forge.errors import ConfigError
-from forge.rollout.rewards import turn_returns
+from forge.rollout.rewards.formulas import turn_returns
 from tests.adapters.scripted_server import (
     FAST,
     FAULT,

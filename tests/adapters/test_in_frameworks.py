@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forge.rollout.rewards import turn_returns
+from forge.rollout.rewards.formulas import turn_returns
 from tests.adapters.interpreters import python_with
 from tests.adapters.scripted_server import HOPELESS, WRONG, ScriptedServer, scripted_server
 from tests.evalpool.judged import ROOT, SOURCE

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forge.rollout.rewards import turn_returns
+from forge.rollout.rewards.formulas import turn_returns
 from tests.listening import ROOT, listening
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]

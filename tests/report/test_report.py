@@ -17,7 +17,7 @@ from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.compare import find_changes
-from forge.views.report import contents, write_report
+from forge.views.report import contents
 from forge.views.report.charts import (
     MOST_TABLE_ROWS,
     Chart,
@@ -27,6 +27,7 @@ from forge.views.report.charts import (
     make_line,
 )
 from forge.views.report.contents import Contents
+from forge.views.report.page import write_report
 from forge.views.statistics import evaluate_groups
 from forge.views.text import grouped, hide_secrets, is_secret
 from tests.report.made_runs import make_run, write_hostile_run

@@ -69,7 +69,7 @@ from forge.process.server.door import Refused, read_object, unless_hung_up
 from forge.process.strict_json import BadJson, parse_json
 from forge.records import Problem, Reason
 from forge.records.problem import ReferenceModule
-from forge.rollout.rewards import is_good_enough
+from forge.rollout.rewards.formulas import is_good_enough
 from forge.runner.prepare.prompt_facts import prompts_for
 
 MAX_TURNS = 16

@@ -7,13 +7,3 @@
 
 Host side and child know verdicts and terms only: no store, no judge, no torch.
 """
-
-from forge.rollout.rewards.formulas import (
-    group_advantages,
-    is_flat,
-    is_good_enough,
-    reward_terms,
-    turn_returns,
-)
-
-__all__ = ["group_advantages", "is_flat", "is_good_enough", "reward_terms", "turn_returns"]

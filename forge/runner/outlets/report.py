@@ -121,7 +121,7 @@ async def _wait_and_cancel(child: Child, scope: anyio.CancelScope) -> None:
 
 def main() -> None:
     config = hold_lease()
-    from forge.views.report import write_report
+    from forge.views.report.page import write_report
 
     try:
         line, code = str(write_report(RunPaths(Path(config["root"])))), 0

@@ -3,7 +3,3 @@
 `write_report` is called by the command and at the end of each run. It reads views only, so its time
 does not grow with the number of turns; matplotlib is imported only when a report is made.
 """
-
-from forge.views.report.page import write_report
-
-__all__ = ["write_report"]

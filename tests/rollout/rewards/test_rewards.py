@@ -31,7 +31,7 @@ from forge.records import (
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
-from forge.rollout.rewards import group_advantages, is_flat, reward_terms, turn_returns
+from forge.rollout.rewards.formulas import group_advantages, is_flat, reward_terms, turn_returns
 from tests.evalpool.benches import RELU, RELU_KERNEL, Bench
 from tests.prompting import PROMPTS
 from tests.rollout.fakes import Recorder
