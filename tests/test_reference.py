@@ -82,7 +82,7 @@ def test_every_view_and_table_is_there_and_every_column_has_a_meaning():
     assert {"v_turns", "v_steps", "turns", "tokens"} <= {each.name for each in found}
     shown = sections("store")
     absent = [
-        f"{each.name}.{column}: add it to forge/store/schema/columns.toml"
+        f"{each.name}.{column}: add it to docs/generate/columns.toml"
         for each in found
         for column, words in each.columns.items()
         if not words or f"| `{column}` |" not in shown[each.name]

@@ -1,7 +1,7 @@
 """The page of the store: views and tables of run.db and tokens.db, with the meaning of each column.
 
 The list of views and tables is that of `forge sql RUN`; meanings come from the comments of their
-SQL and from `forge/store/schema/columns.toml`.
+SQL and from `docs/generate/columns.toml`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import forge.store.schema
 from docs.generate.markdown import code, page, table, text
 from forge.store.schema.create import RUN_SCHEMA, TOKEN_SCHEMA, create
 from forge.store.schema.views import VIEWS
 from forge.views.sql import Relation, list_relations
 
-MEANINGS = Path(forge.store.schema.__file__).with_name("columns.toml")
+MEANINGS = Path(__file__).with_name("columns.toml")
 BY_NAME = "columns"
 """Table of MEANINGS with the meanings of names that have one everywhere."""
 HEAD = ("Column", "Meaning")
