@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 POLLING = "polling"
-"""Worker group of the checks for changes."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """Without a handler these signals would leave the terminal raw, with mouse reporting on."""
 SIGNAL_EXIT = 128

@@ -316,7 +316,6 @@ class ReplayReport:
     device: str
     num_samples: int
     is_exact: bool
-    """True if the batch had the order of the recorded step."""
     overrides: Sequence[str]
     recorded: Mapping[str, float]
     replayed: Mapping[str, float]
@@ -423,7 +422,6 @@ class _Desk:
         self._batch, self._step, self._is_saved = batch, step, is_saved
         self.done = anyio.Event()
         self.gone = anyio.Event()
-        """Set when the child has ended."""
         self.metrics: Mapping[str, float] | None = None
         self.failure: Mapping[str, Any] | None = None
         self.has_saved = False

@@ -43,7 +43,6 @@ from forge.store.reader import open_run
 
 MAX_NAME = 56
 BOTH = "both"
-"""Value of `--baseline` for eager and compile."""
 SLOTS = {"gpu": 64, "cpu": 8, "server": 16}
 """Rollouts in play, by the place of the model."""
 KEPT_TABLES = ("problems", "prompt", "devices", "serve", "judge", "reward", "rollout", "eval")

@@ -38,7 +38,6 @@ class Batch:
     num_replayed: int = 0
     """Groups that were trained before; `samples` contains theirs, too."""
     in_flight: int = 0
-    """Groups being played when the batch was made."""
 
     @property
     def num_flat(self) -> int:

@@ -82,7 +82,6 @@ class Component:
     """True if it allocates GPU memory while it works, and may run out of it."""
     seen: Seen | None = None
     address: str = ""
-    """URL of a remote component."""
     num_judged: int | None = None
 
     @property
@@ -417,7 +416,6 @@ class LastLogLines:
     """Last line of each log. A log is read only when its size has changed."""
 
     _known: dict[Path, tuple[int, str]] = field(default_factory=dict[Path, tuple[int, str]])
-    """Size of a log, and its last line at that size."""
 
     def read(self, paths: Iterable[Path]) -> dict[Path, str]:
         """Printable last lines; empty for a log that is missing or has no line."""
@@ -461,7 +459,6 @@ class _History:
     asked_at: float | None = None
     was_up: bool = False
     num_restarts_up: int = 0
-    """Restarts when it was last up."""
     restarted_at: float | None = None
 
     def update(self, component: Component, now: float) -> None:

@@ -58,7 +58,6 @@ class Acknowledger:
         self._run = run
         self._number, self._written = _newest(path)
         self._turns = 0
-        """Number of turns whose versions were looked at."""
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def reserve(self) -> None:

@@ -29,7 +29,6 @@ LEAST_PART_BYTES = 64
 
 Body = str | bytes
 Lookup = Callable[[int], "Body | None"]
-"""Maps a text_id to the body stored by the run."""
 
 
 class Encoder:

@@ -32,12 +32,10 @@ from typing import Any, cast
 from forge.errors import ConfigError, MachineError
 
 MOST_NAMED = 5
-"""Maximum number of runs that an error lists."""
 
 RUN_NAME = re.compile(r"^(?P<name>.+)-(?P<number>[1-9]\d*)$")
 ARCHIVE_SUFFIX = ".forge.zip"
 FOLDERS = ("logs", "checkpoints", "weights", "batches")
-"""Folders that every run directory has."""
 PROBLEMS = ".solve"
 """Folder of a store with the problems of `forge solve`, a folder of each set, by its digest."""
 

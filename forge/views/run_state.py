@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 RATE_WINDOW_S = 30.0
-"""Rates are over the turns of this many seconds."""
 ETA_STEPS = 10
 """Steps whose mean duration predicts the rest of a stage."""
 
@@ -61,7 +60,6 @@ SELECT stage, stage_index, step, policy_version, at, num_problems, num_samples, 
 FROM v_evaluations
 """
 IN_ORDER = f"{EVALUATIONS} ORDER BY at, stage"
-"""Evaluations, oldest first."""
 
 _IDLE = """
 SELECT stage, role, sum(idle_s) / sum(step_s) AS idle_share FROM v_idle
@@ -98,11 +96,9 @@ class RunState:
     step: int | None
     """Last step of the stage that was trained."""
     num_steps: int | None
-    """Number of steps of a training stage."""
     played: PlayedSteps
     num_turns: int
     tokens_per_s: float | None
-    """Completion tokens per second."""
     turns_per_s: float | None
     """Turns per second, judged or not: a turn without a candidate or with a cached verdict
     counts."""
@@ -112,7 +108,6 @@ class RunState:
     evaluation: dict[str, Any]
     """The latest one: `_latest`."""
     eta_s: float | None
-    """Seconds until the end of this stage."""
     ran_s: float | None
     """Duration of the last attempt; None while it runs, or if it was killed."""
     live: LiveStatus | None = None
@@ -454,7 +449,6 @@ class RungState(StrEnum):
     """Progress of a stage."""
 
     WAITING = "waiting"
-    """It has not begun."""
     RUNNING = "running"
     DONE = "done"
     CUT = "cut"
@@ -470,7 +464,6 @@ class Rung:
     kind: str
     state: RungState
     step: int | None = None
-    """Last step that was trained."""
     num_steps: int | None = None
     seconds: float | None = None
     """Duration, once it is done."""

@@ -137,7 +137,6 @@ class NamedQuery:
     question: str
     sql: str
     params: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Name to meaning and default."""
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All parameters, missing ones as None. Raises ConfigError for an unknown one."""

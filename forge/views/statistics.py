@@ -50,7 +50,6 @@ from forge.records import (
 )  # fmt: skip
 
 Rollouts = Sequence[tuple[str, Trajectory]]
-"""Rollouts, each with the id of its problem."""
 Answer = Verdict | None
 """None for a prompt that did not fit, which is wrong."""
 Answers = Mapping[str, Sequence[Answer]]
@@ -334,7 +333,6 @@ class Estimate:
 
 
 UNKNOWN = Estimate(value=0.0, low=0.0, high=1.0, num_problems=0)
-"""A rate without a problem."""
 
 
 def pass_at_k(tally: Tally, k: int) -> float:
@@ -436,7 +434,6 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
-"""Values of p."""
 FLOOR = 0.1
 """Speed-up that counts for an answer without a correct kernel, and for a slower one, in the
 geometric mean over all answers. A mean without a floor would be 0."""

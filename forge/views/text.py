@@ -29,7 +29,6 @@ from typing import Any, TextIO, TypeVar, cast
 Row = TypeVar("Row")
 
 NONE = "–"
-"""Placeholder for a missing number."""
 UNKNOWN = "?"
 """Placeholder for a number that a plan cannot predict."""
 

@@ -179,7 +179,6 @@ STATES = {
     "running": ("▶", "bold cyan"), "done": ("✔", "bold green"), "stopped": ("■", "bold yellow"),
     "failed": ("✘", "bold red"), "killed": ("✘", "bold red"), "new": ("…", "not bold"),
 }  # fmt: skip
-"""State of a run to its sign and style."""
 
 ROOM_FOR_NAMES = 60
 """Minimum width for all titles; below it only the current screen has one."""
@@ -268,7 +267,6 @@ FORGE = Theme(
 
 
 ASKING = "asking"
-"""Worker group of the queries."""
 PACE = 25.0
 """Limits queries to 4 % of a core: one of 200 ms runs every 5 s."""
 

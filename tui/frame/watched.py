@@ -45,7 +45,6 @@ class Watched:
         self.run: RunState | None = None
         """State as of the last change, and the supervisor's as of the last second."""
         self.clock = clock
-        """Returns Unix seconds."""
         self._lock = threading.Lock()
         self._file: tuple[int, ...] | None = None
         self._seen: tuple[int, bool] | None = None

@@ -48,7 +48,6 @@ from forge.views.rollouts import (
 from forge.views.text import factor, number, printable
 
 MAX_THINKING = 12
-"""Lines of folded thinking."""
 MAX_REASON = 40
 """Maximum characters of the reason in the head; the verdict pane shows all."""
 STYLES = {AnswerPart.TEXT: "", AnswerPart.THINKING: "italic dim"}
@@ -212,7 +211,6 @@ PANES = {
     "prompt": ("t", "Prompt"),
     "reference": ("r", "Reference"),
 }
-"""Pane to its key and title."""
 
 
 def _keys_both_ways(back: str, on: str, action: str, title: str) -> list[Binding]:
@@ -286,11 +284,9 @@ class RolloutScreen(PacedScreen[Found]):
         """Without a group: the latest one, until one has been shown."""
         self._turn = turn
         self._words = ""
-        """Searched words; empty for none."""
         self._match = -1
         self._is_folded = True
         self._made: RenderableType = ""
-        """Content of the active pane."""
 
     def compose_body(self) -> ComposeResult:
         yield Static(id="head", markup=False)

@@ -151,7 +151,6 @@ PERIOD_S = 0.9
 LONGEST = 240
 """Samples kept: four minutes at one a second."""
 LABEL = 15
-"""Columns of a name with its value."""
 LEAST_SPARK = 8
 GAP = 2
 
@@ -220,7 +219,6 @@ MIX_BAR = 12
 IDLE_MUCH = 0.5
 """Idle share from which a role is marked."""
 ENDED = {"done": "bold green", "stopped": "bold yellow", "failed": "bold red", "killed": "bold red"}
-"""State of a run that has ended, to its style."""
 
 
 def figures(run: RunState | None, activity: Activity) -> Text:
@@ -346,14 +344,11 @@ RUNG_SIGNS = {
     RungState.WAITING: ("○", "dim"), RungState.CUT: ("✘", "red"),
 }  # fmt: skip
 SCALE, MOST_SCALE = 16, 60
-"""Columns of the scale: least, and most."""
 FIXED = 62
-"""Columns of a line beside the scale."""
 NAMED_FROM = 50
 """Columns of the terminal from which a rate has its name."""
 STEPS_BAR = 8
 NAME = 10
-"""Least columns of a name."""
 
 
 def draw_ladder(rungs: Sequence[Rung], gains: Mapping[str, str], *, width: int) -> Text:
@@ -454,10 +449,8 @@ MAX_CURVES = 8
 MOST_TICKS, TICK_COLUMNS = 5, 14
 """Labels on the axis of steps: at most, and columns for each."""
 PLOT_COLUMNS = 28
-"""Minimum width of a plot."""
 MOST_IN_A_ROW = 4
 SHORTEST, TALLEST = 8, 18
-"""Lines of a plot."""
 POINTS_PER_COLUMN = 2
 """Resolution of braille; more points would cost time without being visible."""
 

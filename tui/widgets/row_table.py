@@ -32,12 +32,10 @@ class Column:
     field: str | None
     """Field of a row, which is a mapping; None for the whole row."""
     show: Callable[[Any], str] = plain
-    """Text of that value."""
     _: KW_ONLY
     from_width: int = 0
     """Minimum width of the table, in terminal columns, to show this column."""
     is_number: bool = False
-    """Right-aligned."""
     takes_rest: bool = False
     """Takes the remaining width; at most one column."""
     style: Callable[[Any], str] = lambda _: ""

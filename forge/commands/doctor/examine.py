@@ -70,7 +70,6 @@ SECCOMP_FILTER = 2
 UNMASKED = ("/proc/sys/fs/binfmt_misc",)
 """Mounts below /proc that any machine has."""
 CONTAINERS = {".dockerenv": "Docker", "run/.containerenv": "Podman"}
-"""Kind of a container by a file in its root."""
 NO_SANDBOX = 'judge.isolation = "none" uses none'
 RELEASED = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 """No clock of a machine with this release is right before that."""
@@ -111,7 +110,6 @@ class HostFacts:
     store_dir: str = "runs"
     disk_bytes: int = 0
     mount: Mount | None = None
-    """Its file system; None without a mount table."""
     now: float = 0.0
 
     def fix(self, flags: str, outside: str) -> str:

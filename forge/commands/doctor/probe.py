@@ -206,7 +206,6 @@ ENGINE_PACKAGES: Mapping[str, Mapping[str, str]] = {
         "peft": "peft:PeftModel",
     },
 }
-"""The same of each engine's process."""
 LLAMA_FOR_GPUS = "make setup LLAMA=cuda (or hip, vulkan)"
 
 
@@ -343,7 +342,6 @@ def _version_of(name: str, python: Interpreter) -> str:
 
 
 ON_CPU, SUM = "kernel on the CPU", "all-reduce"
-"""Names of findings."""
 WITHOUT_PEERS = "all-reduce without peer access"
 """The same sum with NCCL_P2P_DISABLE=1, if it failed."""
 COLLECTIVE_S = 30.0
@@ -370,7 +368,6 @@ FIXES = {
     r"No space left|Disk quota": "free space in TMPDIR",
     r"must be able to write it": "remove the file, or make it writable for all users",
 }
-"""Fix by a pattern in a probe's error or log."""
 RESET = "nvidia-smi or rocm-smi shows the GPU's state; reset it, or reboot"
 NCCL_CAUSES = (
     "usual causes: /dev/shm too small (docker run --shm-size=16g), peer access broken by the IOMMU "
@@ -392,7 +389,6 @@ class GpuFacts:
     holders: Mapping[str, str] = field(default_factory=dict[str, str])
     users: Mapping[str, Sequence[GpuUser]] = field(default_factory=dict[str, "Sequence[GpuUser]"])
     outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
-    """Results of the probes, by the names of their findings."""
 
     def tried(self) -> list[Gpu]:
         """GPUs that the probes use: not in use, with enough free memory."""

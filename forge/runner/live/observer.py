@@ -28,9 +28,7 @@ class Seen:
     started_at: float
     num_starts: int = 1
     ended_at: float | None = None
-    """None while it runs."""
     reason: str = ""
-    """Reason of its last end; empty if it has not ended."""
     node: str = ""
     """Name and address of its machine; empty for this one, whose pids are known here."""
 

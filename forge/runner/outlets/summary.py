@@ -91,7 +91,6 @@ def _digest(model: ModelTable, paths: RunPaths) -> str | None:
 
 SCHEMA = 1
 RESULTS = "results.json"
-"""Name of the file in the run directory."""
 CUT = ("notify", "sinks", "store")
 """Tables of an experiment without an effect on results."""
 METHODS = {
@@ -270,10 +269,8 @@ def _machine(reader: RunReader) -> dict[str, Any]:
 
 
 BAR = 12
-"""Columns of a bar of 100 %."""
 LEADERBOARD = "leaderboard.md"
 SHOWN = ("0", "1", "2")
-"""Values of p in a leaderboard's row."""
 
 
 def leaderboard(result: dict[str, Any]) -> str:

@@ -30,7 +30,6 @@ from forge.store.reader import open_run
 from forge.store.resume import read_turn
 
 GAIN, ENDED = "search_gain", "search_ended"
-"""Kinds of events: a better kernel, and the end of the search on a problem."""
 
 _ATTEMPTS = """
 SELECT t.*, g.parents FROM groups g CROSS JOIN v_turns t ON t.group_id = g.group_id

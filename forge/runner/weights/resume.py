@@ -42,7 +42,6 @@ def sha256_of_weights(path: Path) -> str:
 class StartingWeights:
     weights: Weights
     step: int = 0
-    """Step at which they were published."""
     last_version: int = 0
     strays: Sequence[Path] = ()
     """Unused directories that killed attempts left; deleted after the next publish."""

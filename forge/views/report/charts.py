@@ -258,7 +258,6 @@ STEP_PARTS = {
     "train/publish_wait/seconds": "trainer waits for a publish",
     "weights/publish/seconds": "weights to the replicas",
 }
-"""Metric to its label."""
 _PARTS = ", ".join(f"'{key}'" for key in STEP_PARTS)
 SOURCES = {
     "metrics": """

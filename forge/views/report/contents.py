@@ -132,7 +132,6 @@ class Samples:
             turns: names of turns whose rollouts come first: g12.r3.t1."""
         self._reader, self._stages = reader, stages
         self.prompts: dict[str, str] = {}
-        """Prompts of first turns by their ids on the page."""
         self._shown: dict[str, dict[str, Any]] = {}
         self._num_characters = 0
         placed = [row for row in evaluations if row["stage_index"] is not None]
@@ -145,7 +144,6 @@ class Samples:
         ]  # fmt: skip
         found.append(self._load_trained())
         self.sets = [each for each in found if each["played"]]
-        """All sets with rollouts, in the order of the page."""
         self._anchors = {each["title"].partition(",")[0]: each["anchor"] for each in self.sets}
         first = [name.rpartition(".")[0] for name in turns]
         chosen = [one["name"] for each in self.sets[::-1] for one in _choose(each["played"])]
@@ -364,7 +362,6 @@ SELECT attempt, name, devices, started AS "started (UTC)", lived_s AS "lived :",
 FROM v_processes ORDER BY attempt, started, name LIMIT 200
 """,
 }  # fmt: skip
-"""Table of the page to its query."""
 FORMATS: dict[str, Callable[[float], str]] = {
     " %": percent,
     " ×": lambda value: f"{value:,.2f}×",

@@ -104,7 +104,6 @@ def _read(name: str) -> str:
 
 FILE_NAME = "report.html"
 MARK = b'<meta name="generator" content="forge report">'
-"""Marks a page, near its beginning, as a forge report."""
 
 
 def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None = None) -> Path:
