@@ -42,7 +42,10 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> dict[st
     """Writes the rows, one JSON object a line; returns their numbers and those of answers left out.
     Raises ConfigError: a number below 1, no answer to write, or no such path; MachineError: the
     file cannot be written."""
-    _check(wanted, out)
+    if wanted.best_per_problem is not None and wanted.best_per_problem < 1:
+        raise ConfigError(f"--best-per-problem {wanted.best_per_problem}: must be 1 or more")
+    if out.suffix != ".jsonl":
+        raise ConfigError(f"--out {out}: found {out.suffix or 'no suffix'}; *.jsonl")
     _check_place(out, run=reader.paths.name)
     left_out: Counter[str] = Counter()
     problems: set[str] = set()
@@ -79,13 +82,6 @@ def _to_json(row: OwnRow, *, run: str) -> dict[str, Any]:
         "messages": [asdict(message) for message in row.messages],
         "from": {"run": run, **origin, "policy_version": row.answer["max_version"]},
     }
-
-
-def _check(wanted: AnswerFilter, out: Path) -> None:
-    if wanted.best_per_problem is not None and wanted.best_per_problem < 1:
-        raise ConfigError(f"--best-per-problem {wanted.best_per_problem}: must be 1 or more")
-    if out.suffix != ".jsonl":
-        raise ConfigError(f"--out {out}: found {out.suffix or 'no suffix'}; *.jsonl")
 
 
 def _check_place(out: Path, *, run: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage, Experiment, ServeTable
+from forge.config.schema import EvalStage, Experiment
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.process.server.listening import open_listener, url_of
@@ -182,15 +182,12 @@ async def _serve(
                 serving = partial(serve_listener, keep_alive_s=PUBLIC_KEEP_ALIVE_S)
                 await tasks.start(serving, front.app(), listener)
                 where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
-                say(f"{_summary(found, table, placement)} at {where}; Ctrl-C ends it")
+                devices = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
+                replicas = "1 replica" if table.replicas == 1 else f"{table.replicas} replicas"
+                words = f"{found.model}: {replicas} ({table.engine}, {devices})"
+                say(f"{words} at {where}; Ctrl-C ends it")
                 try:
                     await anyio.sleep_forever()
                 finally:
                     with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
                         await front.close()
-
-
-def _summary(found: _ServedModel, table: ServeTable, placement: Placement) -> str:
-    devices = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
-    count = "1 replica" if table.replicas == 1 else f"{table.replicas} replicas"
-    return f"{found.model}: {count} ({table.engine}, {devices})"

@@ -131,8 +131,10 @@ def experiment_of(
     gpus = JudgeSettings(device=request.device).gpus()
     values, base = _base(source, gpus) | suite.tables, source.base
     seed = base.seed if base is not None else 0
+    kind, label = "eval" if stage["kind"] == "eval" else "solve", source.label.rpartition("/")[2]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{kind}-{label}-{suite.name}")
     values |= {
-        "name": _name("eval" if stage["kind"] == "eval" else "solve", source.label, suite.name),
+        "name": name[:MAX_NAME].rstrip("-."),
         "seed": seed if suite.seed is None else suite.seed,  # which generates its problems
         "model": {**values.get("model", {}), **source.model},
         "store": {"dir": str(request.store), **({"texts": base.store.texts} if base else {})},
@@ -229,12 +231,6 @@ def _budgeted(
     if budget < turns:
         raise ConfigError(f"--budget {budget}: at least {turns}, the turns of a rollout (--turns)")
     return {"samples": budget // turns, "greedy": bool(request.greedy)}
-
-
-def _name(kind: str, label: str, suite: str) -> str:
-    """Name of the run: letters, digits, . _ and -."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{kind}-{label.rpartition('/')[2]}-{suite}")
-    return plain[:MAX_NAME].rstrip("-.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ import anyio.to_thread
 
 from forge.config.schema import Experiment
 from forge.evalpool.pool import MAX_QUEUED, Pool, request_timeout_s
-from forge.evalpool.seating import Seat, State
+from forge.evalpool.seating import State
 from forge.process.control import ComponentStatus, Health, Role
 from forge.process.machine import HostMemory, read_memory
 from forge.runner.live.observer import Seen
@@ -240,11 +240,16 @@ def observe_judges(
     strain, urls = _queue(min(num_pending, MAX_QUEUED), MAX_QUEUED), experiment.judge.url
     for seat in seats:
         child, num_judged = seen.get(seat.name), seat.num_taken - seat.num_running
+        working = f"judging {seat.num_running} of {seat.capacity}"
+        phases = {
+            State.UP: working if seat.num_running else "idle",
+            State.DOWN: "restarting", State.QUARANTINED: "quarantined",
+        }  # fmt: skip
         yield Component(
             name=seat.name,
             role="judge",
             owner="judges",
-            phase=_seat_phase(seat),
+            phase=phases[seat.state],
             is_gone=seat.state is State.DOWN,
             num_restarts=max(0, child.num_starts - 1) if child else 0,
             marks=(num_judged,),
@@ -258,13 +263,6 @@ def observe_judges(
             # `pool-1` is the second entry of `judge.url`.
             address=urls[int(seat.name.rpartition("-")[2])] if seat.is_remote else "",
         )
-
-
-def _seat_phase(seat: Seat) -> str:
-    if seat.state is State.UP and seat.num_running:
-        return f"judging {seat.num_running} of {seat.capacity}"
-    phases = {State.UP: "idle", State.DOWN: "restarting", State.QUARANTINED: "quarantined"}
-    return phases[seat.state]
 
 
 PROC = Path("/proc")
@@ -344,14 +342,12 @@ class VitalsSampler:
             },
             trees=trees,
             memory=read_memory(),
-            cards=self._cards(uuids),
+            cards={
+                uuid: card
+                for uuid in uuids
+                if self._nvml is not None and (card := _card(self._nvml, uuid)) is not None
+            },
         )
-
-    def _cards(self, uuids: Sequence[str]) -> dict[str, Card]:
-        if not uuids or self._nvml is None:
-            return {}
-        found = ((uuid, _card(self._nvml, uuid)) for uuid in uuids)
-        return {uuid: card for uuid, card in found if card is not None}
 
     @cached_property
     def _nvml(self) -> Any:

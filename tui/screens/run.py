@@ -420,14 +420,9 @@ def _line(rung: Rung, gain: str, scale: int, label: str, names: int) -> Text:
     between = f"{100 * (rung.low or 0.0):.0f}–{100 * (rung.high or 0.0):.0f}"
     line.append(f"{between:>7} %  {rung.size:<6}", style="dim")
     if gain:
-        line.append(f" {gain}", style=_gain_style(gain))
+        sure = "green" if gain.startswith("+") else "red"
+        line.append(f" {gain}", style="yellow" if gain.endswith("?") else sure)
     return line
-
-
-def _gain_style(gain: str) -> str:
-    if gain.endswith("?"):
-        return "yellow"
-    return "green" if gain.startswith("+") else "red"
 
 
 def _training(rung: Rung) -> Text:

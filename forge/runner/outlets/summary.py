@@ -123,6 +123,7 @@ FROM groups g JOIN verdicts v USING (group_id)
 WHERE g.purpose = 'eval' AND g.stage = :stage AND v.harness <> ''
 GROUP BY v.device, v.harness, v.isolation ORDER BY 4 DESC
 """
+_PROMPTS = "SELECT DISTINCT prompt_hash FROM turns WHERE prompt_hash IS NOT NULL ORDER BY 1"
 _STATUSES = """
 SELECT v.status, count(*) FROM groups g JOIN verdicts v USING (group_id)
 WHERE g.purpose = 'eval' AND g.stage = :stage AND NOT g.is_greedy
@@ -143,6 +144,7 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
     row = found[-1]
     experiment = load_experiment(reader)
     place = {"stage": row["stage_index"]}
+    hashes = reader.query(_PROMPTS).rows
     return {
         "schema": SCHEMA,
         "weights_sha256": weights_sha256,
@@ -161,7 +163,7 @@ def load_result(reader: RunReader, *, weights_sha256: str | None) -> dict[str, A
             "stop_at_speedup": experiment["reward"]["stop_at_speedup"],
         },
         "judge": {**_public(experiment["judge"]), "used": reader.rows(_JUDGES, place)},
-        "prompt": _prompt(reader, experiment),
+        "prompt": {**experiment["prompt"], "hashes": [each for (each,) in hashes]},
         "counts": _counts(reader, row),
         "metrics": _metrics(row),
         "by_protocol": row["by_protocol"],
@@ -212,13 +214,6 @@ def _suite(reader: RunReader, experiment: dict[str, Any], row: dict[str, Any]) -
         "sha256": hashlib.sha256(lines.encode()).hexdigest(),
         "problems": problems,
     }
-
-
-def _prompt(reader: RunReader, experiment: dict[str, Any]) -> dict[str, Any]:
-    hashes = reader.query(
-        "SELECT DISTINCT prompt_hash FROM turns WHERE prompt_hash IS NOT NULL ORDER BY 1"
-    ).rows
-    return {**experiment["prompt"], "hashes": [each for (each,) in hashes]}
 
 
 def _counts(reader: RunReader, row: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +285,13 @@ def render_result(result: dict[str, Any]) -> RichGroup:
     from forge.views.fitting import Fitting
 
     known = [(name, cell) for name, cell in _cells(result).items() if cell != NONE]
-    columns = _columns(result)
+    kinds = {"turn": result["by_turn"], "best by": result["best_by_turn"]}
+    columns: dict[str, dict[str, Any]] = {
+        f"{kind} {int(number) + 1}": of
+        for kind, found in kinds.items()
+        for number, of in found.items()
+        if kind == "turn" or len(found) > 1
+    }
     floor = f"all, floor {result['metrics']['geomean_floor']:g}x"
     lines = [["p", *columns]]
     lines += [
@@ -322,22 +323,13 @@ def _best_at(rows: Sequence[dict[str, Any]]) -> tuple[Sequence[str], Sequence[Se
     return without_empty(head, cells)
 
 
-def _columns(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Figures by `turn 1` and, with several turns, `best by 1`."""
-    kinds = {"turn": result["by_turn"], "best by": result["best_by_turn"]}
-    return {
-        f"{kind} {int(number) + 1}": of
-        for kind, found in kinds.items()
-        for number, of in found.items()
-        if kind == "turn" or len(found) > 1
-    }
-
-
 def _cells(result: dict[str, Any]) -> dict[str, str]:
     metrics, counts, judge = result["metrics"], result["counts"], result["judge"]
     sampling, last = result["sampling"], list(result["best_by_turn"].values())[-1]
     judged = f"{counts['num_judged_problems']} of {counts['num_problems']}"
-    at_k = {f"pass@{k}": _percent(each) for k, each in _ends(metrics["pass_at_k"])}
+    ks = sorted(metrics["pass_at_k"], key=int)
+    ends = dict.fromkeys([*ks[:1], *ks[-1:]])  # k = 1, and the largest
+    at_k = {f"pass@{k}": _percent(metrics["pass_at_k"][k]) for k in ends}
     fast = {f"fast_{p}": _percent(metrics["fast_p"][p]) for p in SHOWN}
     best = {f"best fast_{p}": _percent(last["fast_p"][p]) for p in SHOWN}
     return {
@@ -383,12 +375,6 @@ def _other(other: dict[str, Any] | None) -> dict[str, str]:
         f"fast_1 ({name})": _percent(first["fast_p"]["1"]),
         f"geomean ({name})": _times(first["geomean_correct"]),
     }
-
-
-def _ends(at_k: dict[str, Any]) -> list[tuple[str, Any]]:
-    """pass@1, and pass@k of the largest k."""
-    ks = sorted(at_k, key=int)
-    return [(k, at_k[k]) for k in dict.fromkeys([*ks[:1], *ks[-1:]])]
 
 
 def _notes(result: dict[str, Any]) -> str:

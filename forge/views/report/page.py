@@ -132,7 +132,13 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
         raise ConfigError(f"{paths.run_db}: cannot be read: {error}") from error
     svgs = {chart.name: draw_svg(chart) for chart in contents.drawn}
     page = render_page(contents, name=paths.name, svgs=svgs)
-    _write_page(target, page)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_file(target, page)
+    except OSError as error:
+        why = error.strerror or error
+        words = f"{target}: cannot be written: {why}; --out names another file"
+        raise MachineError(words) from error
     if plots is not None:
         _write_plots(plots, contents, svgs)
     return target
@@ -148,16 +154,6 @@ def _is_ours(target: Path) -> bool:
     except OSError:  # the error is reported when the file is written
         return True
     return not head or MARK in head
-
-
-def _write_page(target: Path, page: str) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_file(target, page)
-    except OSError as error:
-        why = error.strerror or error
-        words = f"{target}: cannot be written: {why}; --out names another file"
-        raise MachineError(words) from error
 
 
 def _write_plots(folder: Path, contents: Contents, svgs: Mapping[str, str]) -> None:
