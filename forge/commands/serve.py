@@ -37,6 +37,7 @@ from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from forge.store.layout import ARCHIVE_SUFFIX, find_run
+from forge.views.text import count
 
 WORK_PREFIX = ".serve-"
 """Start of the name of a server's directory next to the runs."""
@@ -183,8 +184,8 @@ async def _serve(
                 await tasks.start(serving, front.app(), listener)
                 where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
                 devices = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
-                replicas = "1 replica" if table.replicas == 1 else f"{table.replicas} replicas"
-                words = f"{found.model}: {replicas} ({table.engine}, {devices})"
+                number = count(table.replicas, "replica")
+                words = f"{found.model}: {number} ({table.engine}, {devices})"
                 say(f"{words} at {where}; Ctrl-C ends it")
                 try:
                     await anyio.sleep_forever()

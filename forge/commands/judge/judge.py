@@ -47,7 +47,7 @@ from forge.records.rules import rules_in_words
 from forge.records.verdict import KernelTime, OtherVerdict
 from forge.rollout.play import verdict_without_code
 from forge.tools.toolbox import describe_profile
-from forge.views.text import NONE, percent, printable
+from forge.views.text import NONE, count, launches, percent, printable
 
 MAX_NAME = 256
 """Characters of a path in a message: users paste a source in place of a path."""
@@ -448,10 +448,9 @@ def _circumstances(verdict: Verdict) -> Iterator[str]:
     if verdict.isolation == NOT_RUN:
         yield "refused by its source alone; nothing was run"
         return
-    launches = f"{verdict.num_launches} launch{'' if verdict.num_launches == 1 else 'es'}"
     own = verdict.own_share
     share = "" if own is None else f", own share of the work {percent(own)}"
-    yield f"{launches} a call{share}; on {verdict.device}"
+    yield f"{launches(verdict.num_launches)} a call{share}; on {verdict.device}"
     if verdict.evidence:
         yield f"evidence {verdict.evidence}"
     if verdict.rules:
@@ -507,8 +506,7 @@ def render_verdicts(
         found = [verdict.also[name] for verdict in verdicts if name in verdict.also]
         parts.append(Text(f"by {rules_in_words(name)}: {summary(found)}"))
     if skipped:
-        plural = "" if len(skipped) == 1 else "s"
-        parts += [Text(""), Text(f"{len(skipped)} file{plural} not judged:", style="yellow")]
+        parts += [Text(""), Text(f"{count(len(skipped), 'file')} not judged:", style="yellow")]
         parts += [Text(printable(reason)) for reason in skipped.values()]
     return Group(*parts)
 
@@ -526,4 +524,4 @@ def summary(verdicts: Sequence[Verdict | OtherVerdict]) -> str:
     counts = Counter(str(verdict.status) for verdict in verdicts)
     order = [str(status) for status in Status if counts[str(status)]]
     listed = ", ".join(f"{counts[status]} {status}" for status in order)
-    return f"{len(verdicts)} candidate{'' if len(verdicts) == 1 else 's'}: {listed}"
+    return f"{count(len(verdicts), 'candidate')}: {listed}"

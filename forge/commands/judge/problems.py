@@ -27,7 +27,7 @@ from forge.evalpool.pool import examine_all, open_private_pool
 from forge.process.devices import Gpu
 from forge.records import Problem
 from forge.records.examination import Examination, Flag
-from forge.views.text import printable
+from forge.views.text import count, printable
 
 MAX_SHAPES = 3
 
@@ -111,8 +111,7 @@ def summary(examinations: Sequence[Examination]) -> str:
     num_usable = sum(each.is_usable for each in examinations)
     num_trainable = sum(each.is_trainable for each in examinations)
     num_unchecked = sum(each.num_unchecked > 0 for each in examinations)
-    plural = "" if len(examinations) == 1 else "s"
-    text = f"{len(examinations)} problem{plural}: {num_trainable} can be trained on"
+    text = f"{count(len(examinations), 'problem')}: {num_trainable} can be trained on"
     if num_trivial := num_usable - num_trainable:
         text += f", {num_trivial} would reward an answer that does less than asked"
     if reasons := unjudgeable_flags(examinations):
