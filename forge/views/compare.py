@@ -19,8 +19,10 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.store.reader import RunReader
+from forge.views.fitting import Fitting
 from forge.views.run_state import load_experiment, run_state, words_of
 from forge.views.statistics import Estimate, Tally, compare_paired, estimate_difference
 from forge.views.text import HIDDEN, NONE, digits, is_secret, percent, printable, without_empty
@@ -221,11 +223,6 @@ VALUE_CHARACTERS = 30
 
 def render_comparison(found: Comparison) -> RichGroup:
     """Score first, then its reasons: settings, curves, problems, parts."""
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
-    from forge.views.fitting import Fitting
-
     parts: list[Any] = [Text(printable(_head(found)), style="bold")]
     if found["score"] is not None:
         parts.append(Text(_sentence(found["score"])))

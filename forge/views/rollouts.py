@@ -17,6 +17,8 @@ from enum import StrEnum
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.rule import Rule
+from rich.text import Text
 
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
@@ -174,8 +176,6 @@ def without_texts(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
     """One row per rollout, or a message if there is none."""
-    from forge.views.fitting import Fitting
-
     if not rollouts:
         return NOT_FOUND
     rows = tuple(
@@ -199,10 +199,6 @@ def _outcome(turn: dict[str, Any]) -> str:
 
 def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
     """Conversations to read: the prompt once, then each answer, its verdict and its feedback."""
-    from rich.console import Group as RichGroup
-    from rich.rule import Rule
-    from rich.text import Text
-
     parts: list[Any] = [] if rollouts else [NOT_FOUND]
     for each in rollouts:
         where = f"stage {each['stage']} step {each['step']}"

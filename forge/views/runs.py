@@ -16,12 +16,14 @@ from tempfile import gettempdir
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.errors import ConfigError, ForgeError
 from forge.process.sockets import open_private_dir
 from forge.store.archive import is_archive, list_archives, unpack_to_read
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
+from forge.views.fitting import Fitting
 from forge.views.run_state import (
     EVALUATIONS,
     load_seconds,
@@ -108,11 +110,6 @@ def _evaluation(reader: RunReader, order: str) -> dict[str, Any] | None:
 
 def render_runs(runs: list[dict[str, Any]]) -> RichGroup:
     """One row per run, then a line for each that cannot be read."""
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
-    from forge.views.fitting import Fitting
-
     rows = []
     for run in runs:
         best = run.get("best_evaluation")

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.records.rules import join_rules, split_rules
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader, open_run
+from forge.views.fitting import Fitting
 from forge.views.run_state import (
     RunState,
     describe_steps,
@@ -163,9 +165,6 @@ def load_counters(reader: RunReader) -> dict[str, int]:
 
 
 def render_show(data: dict[str, Any]) -> RichGroup:
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
     counters = data["counters"]
     stages = ", ".join(f"{s['name']} {s['state']}" for s in data["stages"]) or "none"
     parts: list[Any] = [
@@ -195,9 +194,7 @@ def render_show(data: dict[str, Any]) -> RichGroup:
 def render_best_kernel(best: dict[str, Any]) -> RichGroup:
     """The best kernel: problem, speed-up, turn and code. A model wrote it: control characters are
     made visible."""
-    from rich.console import Group as RichGroup
     from rich.syntax import Syntax
-    from rich.text import Text
 
     best = printable_values(best)
     if best["speedup"] is None:
@@ -220,11 +217,6 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     n is problems × sampled rollouts. All rates are of the judged problems; fast_1 is of first
     turns, like pass@1; multi counts a rollout that any of its turns solves.
     """
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
-    from forge.views.fitting import Fitting
-
     rows = [_evaluation(row) for row in evaluations]
     heads = list(rows[0]) if rows else []
     table = Fitting(*without_empty(heads, [list(row.values()) for row in rows]))

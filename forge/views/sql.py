@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.errors import ConfigError
 from forge.store.reader import RowStream, RowTable
@@ -55,8 +56,6 @@ def named_json() -> list[dict[str, Any]]:
 
 
 def render_named() -> Fitting:
-    from forge.views.fitting import Fitting
-
     rows = tuple(
         (name, each.question, "\n".join(f"{param}: {what}" for param, what in each.params.items()))
         for name, each in QUERIES.items()
@@ -113,11 +112,6 @@ def _unique_names(columns: Sequence[str]) -> list[str]:
 
 def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichGroup:
     """The first rows, fitted to the terminal, and a note if there are more."""
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
-    from forge.views.fitting import Fitting
-
     rows = iter(found.rows)
     table = Fitting(found.columns, islice(rows, most))
     if next(rows, None) is None:
@@ -127,8 +121,6 @@ def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichG
 
 
 def render_relations(relations: list[Relation]) -> Fitting:
-    from forge.views.fitting import Fitting
-
     return Fitting(("name", "content"), ((each.name, each.comment) for each in relations))
 
 

@@ -25,7 +25,10 @@ from typing import Any, TextIO, cast
 
 import anyio
 import anyio.to_thread
+from rich.console import Group as RichGroup
 from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from forge.errors import ForgeError
 from forge.process.control import LiveStatus
@@ -294,10 +297,7 @@ def _left(progress: Progress) -> list[str]:
 
 def _render(progress: Progress) -> RenderableType:
     """A bar with the time left, and a line of numbers, whose last ones 80 columns may cut."""
-    from rich.console import Group
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
 
     head = Table.grid(padding=(0, 1), expand=False)
     head.add_row(
@@ -307,4 +307,6 @@ def _render(progress: Progress) -> RenderableType:
         Text(f"{progress.done}/{progress.total} {progress.unit}" if progress.total else ""),
         Text(" ".join(_left(progress)), style="bold"),
     )
-    return Group(head, Text("  " + "  ".join(_facts(progress)), overflow="ellipsis", no_wrap=True))
+    return RichGroup(
+        head, Text("  " + "  ".join(_facts(progress)), overflow="ellipsis", no_wrap=True)
+    )

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from forge.config.schema import (
     Experiment,
@@ -146,10 +148,6 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
 
 
 def render(plan: Plan) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     params = "size unknown" if plan.params is None else f"{parameters(plan.params)} parameters"
     where = f"assumed: {plan.assumed}" if plan.assumed else f"{plan.cores} cores"
     processes = Table(
