@@ -6,23 +6,21 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from forge.data.answers import THINKING
 from forge.data.build.output import MANIFEST, explained
 from forge.data.build.steps import count_tokens
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.conversations import conversation
-from forge.data.pairs.rows import BadRow, Broken, LeftOut, Unfit, all_rows, row_files
+from forge.data.pairs.rows import BadRow, Broken, LeftOut, Row, Unfit, all_rows, row_files
 from forge.errors import ConfigError
 from forge.views.text import bar, printable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
-    from forge.data.pairs.rows import Row
 
 BAR_WIDTH = 40
 MAX_TEXT = 4000
@@ -81,9 +79,6 @@ def look(path: Path, *, num: int, tokenizer: Path | None) -> Look:
 
 def render(found: Look) -> RenderableType:
     """Output on a terminal: samples, lengths, steps."""
-    from rich.console import Group
-    from rich.text import Text
-
     parts: list[RenderableType] = []
     for place, row in found.samples:
         parts += [Text(printable(place), style="bold"), *_sample(row), Text()]
@@ -102,10 +97,6 @@ def render(found: Look) -> RenderableType:
 
 def steps_table(steps: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Rows in and out of each step of a build, with reasons, and the first rows of each."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table("step", "in", "out", "left out", box=None, pad_edge=False)
     for step in steps:
         reasons = ", ".join(f"{count} {reason}" for reason, count in step["reasons"].items())
@@ -142,8 +133,6 @@ def _measure(
 
 
 def _sample(row: Mapping[str, Any]) -> Iterator[RenderableType]:
-    from rich.text import Text
-
     try:
         for message in conversation(row, tag=THINKING):
             yield Text(f"[{message.role}]", style="bold")

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tomli_w
+from rich.table import Table
+from rich.text import Text
 
 from forge.adapters.subjects import STDIN, read_source
 from forge.commands.kernels import empty_directory, export_kernels
@@ -37,13 +39,8 @@ from forge.data.problem_files import find_files
 from forge.data.problems import from_source
 from forge.errors import ConfigError, unwritable
 from forge.store.layout import PROBLEMS
-from forge.store.reader import open_run
+from forge.store.reader import RunReader, open_run
 from forge.views.text import NONE, percent
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from forge.store.reader import RunReader
 
 CLASS = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _PROBLEMS = """
@@ -228,9 +225,6 @@ def _best_at(count: int, problems: Sequence[Sequence[dict[str, Any]]]) -> dict[s
 
 
 def render_searches(rows: Sequence[dict[str, Any]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     heads = ("problem", "answers", "correct", "best", "roofline", "other baseline", "turn", "end")
     table = Table(*heads, box=None, padding=(0, 2, 0, 0))
     for row in rows:

@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 from rich.console import Group as RichGroup
+from rich.text import Text
 
 from forge.errors import ConfigError
 from forge.store.reader import RunReader
@@ -86,9 +87,7 @@ def load_turn(reader: RunReader, turn_id: str) -> dict[str, Any]:
 
 def render_turn(turn: dict[str, Any]) -> RichGroup:
     """The turn as text. A model wrote parts of it, so control characters are made visible."""
-    from rich.console import Group as RichGroup
     from rich.syntax import Syntax
-    from rich.text import Text
 
     head = f"{turn['turn_id']}  {turn['problem_id']}: {turn['status']} ({turn['reason']})"
     parts: list[Any] = [Text(printable(head), style="bold")]

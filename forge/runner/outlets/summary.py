@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from rich.console import Group as RichGroup
+from rich.text import Text
+
+from forge.config.schema import ModelTable
+from forge.runner.live.progress import Console
+from forge.runner.plan.placement import Placement
 from forge.runner.weights.resume import sha256_of_weights
-from forge.store.layout import write_file
-from forge.store.reader import open_run
+from forge.store.layout import RunPaths, write_file
+from forge.store.reader import RunReader, open_run
+from forge.views.fitting import Fitting
 from forge.views.run_state import load_experiment
-from forge.views.show import load_evaluations
+from forge.views.show import load_evaluations, render_best_kernel, render_evaluations, show_run
 from forge.views.text import NONE, gigabytes, percent, without_empty
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from rich.console import Group as RichGroup
-
-    from forge.config.schema import ModelTable
-    from forge.runner.live.progress import Console
-    from forge.runner.plan.placement import Placement
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
 
 PEAK = "SELECT stage, max(value) FROM metrics WHERE key = 'train/peak_bytes/max' GROUP BY stage"
 
@@ -37,8 +34,6 @@ def show_summary(paths: RunPaths, console: Console, placement: Placement | None 
     """Prints the summary as `forge show` does, and the peak GPU memory of trainers."""
     if console.quiet:
         return
-    from forge.views.show import render_best_kernel, render_evaluations, show_run
-
     shown = show_run(paths)
     if shown["evaluations"]:
         console.show(render_evaluations(shown["evaluations"]))
@@ -279,11 +274,6 @@ def leaderboard(result: dict[str, Any]) -> str:
 
 def render_result(result: dict[str, Any]) -> RichGroup:
     """The figures of first answers, of each turn, and of the best by each turn."""
-    from rich.console import Group as RichGroup
-    from rich.text import Text
-
-    from forge.views.fitting import Fitting
-
     known = [(name, cell) for name, cell in _cells(result).items() if cell != NONE]
     kinds = {"turn": result["by_turn"], "best by": result["best_by_turn"]}
     columns: dict[str, dict[str, Any]] = {
