@@ -55,8 +55,7 @@ from forge.adapters.openenv.models import (
 from forge.adapters.settings import JudgeSettings
 from forge.adapters.subjects import KnownProblems, find_code, known_problems, problem_from_text
 from forge.adapters.verdict import Verdict
-from forge.config.schema import PromptTable, RewardTable
-from forge.config.schema.problems import RowFormat
+from forge.config.schema import PromptTable, RewardTable, RowFormat
 from forge.data.answers import fenced_blocks
 from forge.data.problem_files import find_problem
 from forge.data.prompts.prompt_set import PromptSet

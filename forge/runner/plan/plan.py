@@ -20,15 +20,15 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.config.schema import (
+    SHARED,
     Experiment,
     GrpoStage,
+    ModelTable,
     ServeTable,
     SftStage,
     TrainStage,
     with_half_a_card,
 )
-from forge.config.schema.problems import SHARED
-from forge.config.schema.training import ModelTable
 from forge.data.problems import in_split
 from forge.errors import MachineError
 from forge.process.devices import Gpu
