@@ -175,7 +175,7 @@ def sql(
 
 def _parse_params(given: list[str] | None) -> dict[str, Any]:
     """Values by name, numbers where possible. Raises ConfigError for anything but NAME=VALUE."""
-    from forge.views.sql import LARGEST
+    from forge.store.reader import LARGEST
 
     out: dict[str, Any] = {}
     for each in given or ():

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 5
+LARGEST = 2**63 - 1
+"""Largest integer of SQLite."""
 QUICK_S = 3.0
 """Maximum delay of a resume; 2 GB of a database are read in that time."""
 DAMAGED = "damaged, or was copied in part; copy the run's whole directory, -wal files too"

@@ -14,19 +14,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-from rich.console import Group as RichGroup
-from rich.rule import Rule
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
-from forge.store.reader import RunReader
-from forge.views.fitting import Fitting
+from forge.store.reader import LARGEST, RunReader
 from forge.views.run_state import load_stages, stage_name
-from forge.views.sql import LARGEST
 from forge.views.text import at_least, printable
+
+if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
+
+    from forge.views.fitting import Fitting
 
 TURN_COLUMNS = (
     "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, "
@@ -176,6 +175,8 @@ def without_texts(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
     """One row per rollout, or a message if there is none."""
+    from forge.views.fitting import Fitting  # not for `forge.open`, which imports no rich
+
     if not rollouts:
         return NOT_FOUND
     rows = tuple(
@@ -199,6 +200,10 @@ def _outcome(turn: dict[str, Any]) -> str:
 
 def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
     """Conversations to read: the prompt once, then each answer, its verdict and its feedback."""
+    from rich.console import Group as RichGroup
+    from rich.rule import Rule
+    from rich.text import Text
+
     parts: list[Any] = [] if rollouts else [NOT_FOUND]
     for each in rollouts:
         where = f"stage {each['stage']} step {each['step']}"

@@ -24,7 +24,6 @@ from forge.views.text import finite, json_text
 PLACE = "forge sql"
 MOST_ROWS = 1000
 """Maximum rows of a table for the terminal: a query without LIMIT must not fill the memory."""
-LARGEST = 2**63 - 1
 _COMMENT = re.compile(r"--\s*(.+)")
 
 

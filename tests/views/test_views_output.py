@@ -231,7 +231,7 @@ def test_the_state_reports_progress_and_rates(tmp_path: Path) -> None:
     assert now.state == "killed"
     assert (now.step, now.num_turns, now.policy_version) == (3, 24, 3)
     assert now.idle == pytest.approx({"judges": 0.4, "trainer": 0.4})
-    assert now.pass_at_1 == 0.5
+    assert now.evaluation["pass_at_1"] == 0.5
     assert now.turns_per_s == pytest.approx(24, rel=0.5)
     assert now.tokens_per_s == pytest.approx(24 * 12, rel=0.5)
     assert later.turns_per_s is None
