@@ -54,7 +54,6 @@ ROOMS: dict[str, set[str]] = {
     "rollout.rewards": {"config.schema", "process", "process.server"},
     # serve: inference engines
     "serve": {"config.schema", "process", "process.server"},
-    "serve.remote": {"config.schema", "process", "serve"},
     "serve.engine": {"process", "process.server", "serve"},
     "serve.hf": {"process", "serve", "serve.engine"},
     "serve.llama": {"process", "serve", "serve.engine"},
@@ -169,7 +168,7 @@ PARTS = {
     "data", "data.pairs", "data.prompts", "data.build", "data.harvest",
     "data.harvest.sources", "data.sources", "rollout",
     "rollout.rewards",
-    "serve", "serve.remote", "evalpool", "train", "store", "store.write",
+    "serve", "evalpool", "train", "store", "store.write",
     "views", "views.report", "exits", "origin", "tools",
 }  # fmt: skip
 """Rooms that the supervisor joins: every room that runs on the host."""
@@ -233,7 +232,6 @@ CHILD_FOLDERS = (
     "forge/evalpool/judge",
     "forge/serve/hf",
     "forge/serve/vllm",
-    "forge/tools/reference.py",
     "forge/train/trainer",
 )
 

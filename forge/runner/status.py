@@ -43,7 +43,7 @@ from forge.process.machine import HostMemory, read_memory
 from forge.runner.live.observer import Seen
 from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.run_context import RunContext
-from forge.serve.remote.remote import Remote
+from forge.serve.remote import Remote
 from forge.serve.replica import Replica
 from forge.serve.replicas import Replicas
 from forge.views.text import gigabytes, printable

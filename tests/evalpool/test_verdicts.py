@@ -11,7 +11,7 @@ from forge.evalpool.judge.trial.captures import Captures
 from forge.evalpool.judge.trial.references import References
 from forge.records.verdict import Status
 from forge.rollout.rewards.formulas import reward_terms
-from tests.evalpool.benches import HEAD, RELU, TABLE, make_problem, problem
+from tests.evalpool.benches import HEAD, RELU, TABLE, candidate, make_problem, problem
 
 KERNEL = """
 @triton.jit
@@ -68,9 +68,7 @@ class Model(torch.nn.Module):
 def get_inputs():
     return [torch.randn(64, 16)]
 """
-GATED_KERNEL = (
-    HEAD
-    + """
+GATED_KERNEL = candidate("""
 @triton.jit
 def kernel(x, gate, y, scale, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -89,8 +87,7 @@ class ModelNew(torch.nn.Module):
         y = torch.empty_like(x)
         kernel[(64,)](x, self.packed, y, SCALE, BLOCK=16)
         return y
-"""
-)
+""")
 
 
 def test_what_a_kernel_keeps_of_parameters_follows_those_of_each_set(bench: Any) -> None:
@@ -395,9 +392,7 @@ def test_a_kernel_that_touches_memory_of_others_is_never_correct(
     assert "1000 elements)" in message
 
 
-ROWS = (
-    HEAD
-    + """
+ROWS = candidate("""
 @triton.jit
 def copied(x, y, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
@@ -417,8 +412,7 @@ class ModelNew(torch.nn.Module):
         y = torch.empty_like(x)
         kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=64)
         return y
-"""
-)
+""")
 COPY = problem("return inputs[0].clone()", inputs="torch.randn(5, 52)")
 
 

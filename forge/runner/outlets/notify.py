@@ -18,31 +18,28 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
+from forge.config.schema import NotifyTable
 from forge.errors import ForgeError
 from forge.exits import Ending, ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import python_path
 from forge.process.lease import hold_lease
 from forge.records import Event
+from forge.runner.live.progress import Console
+from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
+from forge.store.write.writer import Writer
 from forge.views.run_state import EVALUATIONS, IN_ORDER, describe_evaluation
 from forge.views.text import percent, printable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-
-    from forge.config.schema import NotifyTable
-    from forge.runner.live.progress import Console
-    from forge.store.layout import RunPaths
-    from forge.store.write.writer import Writer
 
 log = logging.getLogger(__name__)
 

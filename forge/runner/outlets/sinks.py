@@ -12,25 +12,21 @@ import logging
 import os
 import sys
 import time
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.config.schema import SinksTable
 from forge.errors import ForgeError
 from forge.process.child import Child, ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.records import Event
+from forge.runner.live.progress import Console
+from forge.store.layout import RunPaths
+from forge.store.write.writer import Writer
 from forge.views.text import printable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from forge.config.schema import SinksTable
-    from forge.runner.live.progress import Console
-    from forge.store.layout import RunPaths
-    from forge.store.write.writer import Writer
 
 log = logging.getLogger(__name__)
 
