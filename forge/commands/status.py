@@ -31,16 +31,7 @@ from forge.views.run_state import (
     open_client,
     stage_names,
 )
-from forge.views.text import (
-    NONE,
-    at_least,
-    duration,
-    gigabytes,
-    memory,
-    minutes,
-    printable,
-    share,
-)
+from forge.views.text import NONE, at_least, duration, gigabytes, memory, minutes, printable, share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

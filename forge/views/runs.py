@@ -24,13 +24,7 @@ from forge.store.archive import is_archive, list_archives, unpack_to_read
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
 from forge.views.fitting import Fitting
-from forge.views.run_state import (
-    EVALUATIONS,
-    load_seconds,
-    load_stages,
-    run_state,
-    words_of,
-)
+from forge.views.run_state import EVALUATIONS, load_seconds, load_stages, run_state, words_of
 from forge.views.text import NONE, duration, printable, when
 
 

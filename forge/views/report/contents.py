@@ -22,14 +22,7 @@ from typing import Any
 from forge.records import Status
 from forge.store.reader import RunReader
 from forge.views.compare import load_before_after, load_gains
-from forge.views.report.charts import (
-    CHARTS,
-    STEP_PARTS,
-    Chart,
-    Training,
-    ask,
-    measured_charts,
-)
+from forge.views.report.charts import CHARTS, STEP_PARTS, Chart, Training, ask, measured_charts
 from forge.views.rollouts import MENTIONED_QUEUE_S
 from forge.views.run_state import (
     EVALUATIONS,
