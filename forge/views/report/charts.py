@@ -98,7 +98,7 @@ class Chart:
     note: str = ""
     """Sentence below the picture: the meaning of the lines."""
     source: str = "steps"
-    """Of a chart by step: `steps`, `kl`, or a name of SOURCES."""
+    """Source of a chart by step: `steps`, `kl`, or a name of SOURCES."""
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     """Column to the label of its line, empty for the stage's name; none: all of the source."""
     kind: str = ""
