@@ -25,7 +25,7 @@ from forge.data.problem_files import Overrides
 from forge.errors import ConfigError, MachineError
 from forge.records import Reason, Status, Timing, Verdict
 from forge.records.problem import ReferenceModule
-from forge.rollout.rewards import reward_terms
+from forge.rollout.rewards.formulas import reward_terms
 from tests.adapters.kernels import ANSWER, BROKEN, CHEAT, PROBLEM, RIGHT, WRONG, numbered
 
 ROOT = Path(__file__).parents[2]
