@@ -4,7 +4,7 @@ Kept whole: events, processes, attempts, policies, metrics, evaluations, logs. K
 each with all of its rollouts, turns, verdicts, samples and texts, so that every view stays
 consistent: some of each training step, and every evaluation's of a quarter of the problems.
 Problems that no kept group plays are deleted. Tokens are those of the last training step, as with
-`keep_tokens = "last:1"`.
+`keep_tokens = "last:1"`. Captured programs are left out, for their size.
 """
 
 import shutil
@@ -42,6 +42,8 @@ BY_GROUP = (
     *("turn_calls", "samples", "sample_uses", "groups"),
 )
 TRIM_TEXTS = """
+DELETE FROM turn_programs;
+DELETE FROM programs;
 DELETE FROM problems WHERE problem_id NOT IN (SELECT problem_id FROM groups);
 DELETE FROM texts WHERE text_id NOT IN (
     SELECT prompt_id FROM turns WHERE prompt_id IS NOT NULL
@@ -111,7 +113,8 @@ def copy_files(run: Path, root: Path) -> None:
     """Copies the other files, without weights, checkpoints and data."""
     for name in FILES:
         if (run / name).is_dir():
-            shutil.copytree(run / name, root / name, symlinks=True)
+            ignored = shutil.ignore_patterns("*.npz")  # samples: tokens.db has them
+            shutil.copytree(run / name, root / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(run / name, root / name)
     for path in (p for p in root.rglob("*") if p.suffix in (".log", ".json", ".toml")):
