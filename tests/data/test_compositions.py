@@ -74,8 +74,7 @@ def test_half_of_all_convolutions_have_no_bias_in_each_way_to_write_it() -> None
     texts = [text for text in texts if "nn.Conv" in text]
     without = [text for text in texts if re.search(r"bias(: bool)? ?= ?False", text)]
     assert 0.35 < len(without) / len(texts) < 0.65
-    ways = (r"Conv.*bias=False\)", r"__init__.*bias(: bool)? ?= ?False", r"(?m)^bias = False$")
-    for way in ways:
+    for way in (r"Conv.*bias=False\)", r"__init__.*bias(: bool)? ?= ?False"):
         assert sum(re.search(way, text) is not None for text in without) > 3, way
     few = r"__init__\(.*kernel_size(: int)?, .*bias(: bool)? ?= ?False.*\[.*kernel_size\]$"
     assert any(re.search(few, text, re.DOTALL | re.MULTILINE) for text in without)
@@ -98,10 +97,10 @@ def test_a_composition_that_kernelbench_has_is_drawn_again() -> None:
         assert marks().same_operations(ast.parse(made.text)) is None
 
 
-def test_a_quarter_of_the_compositions_is_one_operation() -> None:
+def test_two_of_five_compositions_are_one_operation() -> None:
     counts = Counter(min(5, len(compose(2, number).ops)) for number in range(400))
     shares = [counts[n] / 400 for n in range(1, 6)]
-    assert shares == pytest.approx([0.25, 0.25, 0.25, 0.15, 0.1], abs=0.07)
+    assert shares == pytest.approx([0.4, 0.2, 0.18, 0.12, 0.1], abs=0.07)
 
 
 def test_the_source_reads_its_numbers_by_ranges() -> None:

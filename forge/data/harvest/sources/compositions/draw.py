@@ -16,6 +16,7 @@ from forge.data.harvest.sources.compositions.operations import (
     convolution,
     follow,
     image_input,
+    lone_product,
     norm,
     pointwise,
     pool,
@@ -33,7 +34,7 @@ from forge.data.harvest.sources.compositions.writer import (
 )
 from forge.errors import ConfigError
 
-NUM_OPERATIONS = {1: 25, 2: 25, 3: 25, 4: 15, 5: 7, 6: 3}
+NUM_OPERATIONS = {1: 40, 2: 20, 3: 18, 4: 12, 5: 7, 6: 3}
 """Shares of the compositions by number of operations."""
 BANDWIDTH, RATE = 4.8e12, 60e12
 """Bytes and floating-point operations a second of an H200, the fastest card in use."""
@@ -131,17 +132,17 @@ def _write(key: str, num: int, sizes: SizeDraw) -> tuple[ModuleWriter, str]:
 def _lone(w: ModuleWriter) -> Value:
     """One operation."""
     kinds = {
-        "table": 36, "convolution": 22, "product": 8, "reduction": 12, "pool": 8, "pointwise": 7,
-        "norm": 4, "softmax": 2, "running": 1,
+        "table": 26, "convolution": 28, "product": 14, "reduction": 9, "pool": 8, "pointwise": 7,
+        "norm": 5, "softmax": 2, "running": 1,
     }  # fmt: skip
     kind = w.rng.choices(list(kinds), weights=list(kinds.values()))[0]
     if kind == "table":
         return single(w)
     if kind in ("convolution", "product"):
-        return w.read(product(w) if kind == "product" else convolution(w))
+        return w.read(lone_product(w) if kind == "product" else convolution(w))
     if kind == "pool":
         return pool(w, image_input(w, w.rng.choice((1, 2, 3))))
-    x = _tensor(w)
+    x = _tensor(w, IMAGES if kind == "norm" else TENSORS)
     if kind == "reduction":
         return reduce(w, x, at=(w.rng.randrange(x.rank),))
     names = [*section("activations")] * 3 + [*section("elementwise")]
@@ -152,12 +153,17 @@ def _lone(w: ModuleWriter) -> Value:
     return steps[kind](w, x)
 
 
-def _tensor(w: ModuleWriter) -> Value:
-    """An input of any rank."""
-    letters = w.rng.choice(("BD", "BTD", "BTD", "BCHW", "MD", "BGTK", "BCL", "BCZHW", "BL"))
+TENSORS = (*("BD", "BTD", "BTD", "BCHW", "MD", "BGTK", "BCL", "BCZHW", "BL", "BIJ", "BIJ", "BFIJ"),)
+IMAGES = (*("BFIJ", "BFIJ", "BCHW", "BCHW", "BCL", "BCZHW", "BD", "BTD", "MD"),)
+"""Letters of the sizes of an input: of any, and of one that a norm takes."""
+
+
+def _tensor(w: ModuleWriter, shapes: Sequence[str] = TENSORS) -> Value:
+    """An input of one of the shapes."""
+    letters = w.rng.choice(shapes)
     w.is_volume = "Z" in letters
     x = w.input([w.size(letter) for letter in letters])
-    return replace(x, is_channels_first="C" in letters, is_positive=False)
+    return replace(x, is_channels_first=letters[1] in "CF", is_positive=False)
 
 
 def _chain(w: ModuleWriter, num: int) -> Value:

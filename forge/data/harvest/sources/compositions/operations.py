@@ -108,6 +108,11 @@ def product(w: ModuleWriter) -> Value:
     return w.rng.choice(_PRODUCTS)(w)
 
 
+def lone_product(w: ModuleWriter) -> Value:
+    """A matrix product that stands alone: most are of two inputs."""
+    return w.rng.choice((*[_two_inputs] * 6, *[_of_tensor] * 2, _batched, _rows))(w)
+
+
 def _rows(w: ModuleWriter) -> Value:
     first, second = w.rng.choice((("D", "E"), ("D8", "E8"), ("D8", "E8")))
     return _linear(w, (w.size("B"), w.size(first)), w.size(second))
@@ -141,17 +146,19 @@ def _std_after(w: ModuleWriter, x: Value, fan_in: int) -> float:
 
 def _two_inputs(w: ModuleWriter) -> Value:
     """A product of two inputs, neither a parameter."""
-    m, k, n = w.size("M"), w.size("D"), w.size("E")
-    ends = ("a_b", "a_b", "a_bt", "at_b", "at_bt", "vector", "diagonal", "triangles")
-    end = w.rng.choice(ends)
+    m, k, n = (w.size(letter) for letter in w.rng.choice(("MDE", "MQN", "MQN")))
+    ends = ("a_b", "a_b", "a_bt", "a_bt", "at_b", "at_b", "at_bt", "at_bt", "square", "vector")
+    end = w.rng.choice((*ends, "diagonal", "triangles"))
     shapes = {
         "at_b": ((k, m), (k, n)), "at_bt": ((k, m), (n, k)), "a_bt": ((m, k), (n, k)),
         "vector": ((m, k), (k, ONE)), "diagonal": ((m,), (m, n)), "triangles": ((m, m), (m, m)),
+        "square": ((m, m), (m, m)),
     }  # fmt: skip
     x, y = _two(w, *shapes.get(end, ((m, k), (k, n))))
-    inner = {"diagonal": ONE, "triangles": m}.get(end, k)
-    dims = (m, ONE if end == "vector" else m if end == "triangles" else n)
-    return _multiplied(w, f"matmul_{end}", x, y, dims, inner)
+    inner = {"diagonal": ONE, "triangles": m, "square": m}.get(end, k)
+    dims = (m, ONE if end == "vector" else m if end in ("triangles", "square") else n)
+    name = "a_b" if end == "square" else end
+    return _multiplied(w, f"matmul_{name}", x, y, dims, inner)
 
 
 def _two(w: ModuleWriter, first: tuple[Dim, ...], second: tuple[Dim, ...]) -> tuple[Value, Value]:
@@ -162,7 +169,7 @@ def _two(w: ModuleWriter, first: tuple[Dim, ...], second: tuple[Dim, ...]) -> tu
 def _of_tensor(w: ModuleWriter) -> Value:
     """A product of a tensor with three or four axes and a matrix."""
     rows = tuple(w.size(letter) for letter in w.rng.choice(("BT", "BT", "BGT")))
-    k, n = w.size("D"), w.size("E")
+    k, n = (w.size(letter) for letter in w.rng.choice(("DE", "QN")))
     x, y = _two(w, (*rows, k), (k, n))
     return _multiplied(w, f"matmul_{len(rows) + 1}d", x, y, (*rows, n), k)
 
@@ -187,7 +194,7 @@ def _multiplied(
 
 
 _PRODUCTS: tuple[Callable[[ModuleWriter], Value], ...] = (
-    *(_rows, _rows, _rows, _rows, _tokens, _two_inputs, _two_inputs, _batched, _of_tensor),
+    *(_rows, _rows, _rows, _rows, _tokens, *[_two_inputs] * 4, _batched, _of_tensor),
 )
 
 
@@ -212,8 +219,8 @@ def convolution(w: ModuleWriter) -> Value:
 
 
 def _windows(w: ModuleWriter, n: int, choices: Sequence[int]) -> tuple[int, ...]:
-    """A number for each side, in one of five cases not the same for all."""
-    if w.rng.random() < 0.2:
+    """A number for each side, in three of ten cases not the same for all."""
+    if w.rng.random() < 0.3:
         return tuple(w.rng.choice(choices) for _ in range(n))
     return (w.rng.choice(choices),) * n
 
@@ -272,11 +279,15 @@ def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
         dims = (w.halved(dim) if i in halved else dim for i, dim in enumerate(x.dims))
         x = replace(x, dims=(*dims,))
     paddings = _windows(w, n, (0, 1)) if min(kernels) > 2 else (0,) * n
-    is_two = {*strides} == {2} and {*paddings} == {1} and {*kernels} == {3}
+    dilations = _windows(w, n, (1, 1, 1, 2)) if max(kernels) < 4 else (1,) * n
+    is_two = {*strides} == {2} and {*paddings} == {1} and {*kernels} == {3} and {*dilations} == {1}
     extra = 1 if is_two and rng.random() < 0.5 else 0
     own = rng.random() > max(w.style.layer_share, 0.7)
     one = section("products")["transposed_own" if own else "transposed"]
-    values = {"stride": _shown(strides), "padding": _shown(paddings), "output_padding": extra}
+    values = {
+        "stride": _shown(strides), "padding": _shown(paddings), "output_padding": extra,
+        "dilation": _shown(dilations),
+    }  # fmt: skip
     w.ops.append(f"conv_transpose{n}d_k{kernels[0]}s{strides[0]}")
     w.weight_std = -1.0
     names = ("conv_transpose", f"conv_transpose{n}d", f"conv{n}d_transpose", "deconv", "conv")
@@ -285,8 +296,8 @@ def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
         C=x.dims[1], O=out, nd=f"{n}d", ones=", ".join(map(str, kernels)),
     )  # fmt: skip
     sides = tuple(
-        x.dims[i].times(s, k + extra - s - 2 * p)
-        for i, k, s, p in zip(x.sides, kernels, strides, paddings, strict=True)
+        x.dims[i].times(s, d * (k - 1) + 1 + extra - s - 2 * p)
+        for i, k, s, p, d in zip(x.sides, kernels, strides, paddings, dilations, strict=True)
     )
     w.flops += 2.0 * count(x.dims) * math.prod(kernels) * out.size
     dims = (x.dims[0], out, *sides)
@@ -496,9 +507,9 @@ def pool(w: ModuleWriter, x: Value) -> Value:
     name = name.replace("avg", "max") if is_flat else name
     w.ops.append(name)
     one = section("pools")[name]
-    kernel = w.rng.choice((2, 2, 3))
+    kernel = w.rng.choice((2, 2, 3, 3, 4, 5) if len(x.sides) < 3 else (2, 2, 3))
     stride = w.rng.choice((kernel, kernel, 2, 1))
-    padding = w.rng.choice((0, 0, 1)) if kernel == 3 and name != "lp_pool" else 0
+    padding = w.rng.choice((0, 0, 1)) if kernel > 2 and name != "lp_pool" else 0
     size = w.rng.choice(("kernel_size", "kernel_size", "pool_kernel_size", "pool_size"))
     end = w.rng.choice((f"%{size}", f"kernel_size=%{size}" if name != "lp_pool" else f"%{size}"))
     end += "" if stride == kernel and w.rng.random() < 0.5 else ", stride=%stride"

@@ -470,9 +470,10 @@ class ModuleWriter:
         if self.style.constants == "literal" or isinstance(value, str) or self.rng.random() < 0.15:
             return literal
         taken = self._arguments.keys() | self.constants.keys() | self._attributes
-        name = self._fresh(name, taken)
+        base, name = name, self._fresh(name, taken)
         kind = type(value).__name__
-        if self.style.constants == "default" and name != "kernel_size":
+        is_default = self.style.constants == "default" or base in ("bias", "dilation", "groups")
+        if is_default and base != "kernel_size":
             self._arguments[name] = _Argument(name, "", kind, literal)
         else:
             self._arguments[name] = _Argument(name, name, kind)
@@ -550,10 +551,17 @@ class ModuleWriter:
         kind = self.rng.choice(("Input tensor", "Tensor"))
         inputs = [
             f"{name} (torch.Tensor): {kind} of shape {shape}."
-            for (name, _), shape in zip(self._inputs, self._shapes, strict=True)
+            for (name, _), shape in zip(
+                self._inputs, map(self._described_shape, self._shapes), strict=True
+            )
         ]
         result = self.rng.choice(("Output tensor", "The result", "Result of the operations"))
         return _sections(opening, Args=inputs, Returns=[f"torch.Tensor: {result}."])
+
+    def _described_shape(self, shape: str) -> str:
+        """A shape, of which one author in six names the first two sizes alone."""
+        names = shape.split(", ")
+        return f"{names[0]}, {names[1]}, *)" if names[3:] and self.rng.random() < 0.16 else shape
 
     def _described(self) -> list[str]:
         """The arguments of the constructor."""
