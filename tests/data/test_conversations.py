@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from forge.config.schema import PromptTable
+from forge.config.schema import PresetName, PromptTable
 from forge.data.answers import extract
 from forge.data.pairs.conversations import MAX_THOUGHTS, conversation, read_pairs, retag
 from forge.data.pairs.rows import BadRow, Unfit
 from forge.data.prompts.prompt_set import DeviceFacts, Exchange, PromptFacts, make_prompts
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Reason, Split, Status, Verdict
+from forge.records.problem import ReferenceModule
 from tests.data.build.samples import example, trinity_row, write_rows
 from tests.prompting import PROMPTS
 
@@ -239,6 +240,20 @@ def test_a_question_in_the_runs_templates_states_the_runs_facts(tmp_path: Path, 
     assert "1 with this run's prompts" in answered[0]
     read_pairs(write_rows(tmp_path / "same.jsonl", made), prompts=cpu, say=answered.append)
     assert "prompts" not in answered[1]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("standard", "tiny"), ("tiny", "standard")])
+def test_rows_of_a_harvest_with_another_preset_ask_as_the_run_does(
+    tmp_path: Path, theirs: PresetName, ours: PresetName
+) -> None:
+    problem = ReferenceModule(problem_id="", source="class Model:\n    ...", entry_point="Model")
+    first = {name: make_prompts(PromptTable(preset=name, thinking="")) for name in (theirs, ours)}
+    answer = Message(role="assistant", content="b")
+    rows = {name: (*one.first_messages(problem), answer) for name, one in first.items()}
+    made = [{"messages": [asdict(one) for one in rows[theirs]]}]
+    path = write_rows(tmp_path / "rows.jsonl", made)
+    (pair,) = read_pairs(path, prompts=first[ours])
+    assert pair.messages == rows[ours]
 
 
 def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -366,19 +366,38 @@ class PromptSet:
         return tuple(messages)
 
     def restated(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """A conversation whose first user's message asks about a problem as this set does, with
-        this set's own first messages: another machine's facts are not those of this run. Any other
-        conversation as it is."""
+        """A conversation whose first user's message asks about a problem as this set does, or as
+        one of `PORTABLE`, with this set's own first messages: an evaluation asks as training did,
+        and another machine's facts are not those of this run. Any other conversation as it is."""
         start = next((i for i, one in enumerate(messages) if one.role == "user"), None)
         if start is None:
             return tuple(messages)
-        for block in fenced_blocks(messages[start].content):
-            for name in _CLASS.findall(block.code):
-                problem = ReferenceModule(problem_id="", source=block.code, entry_point=name)
+        asked = messages[start].content
+        for source in (*(block.code for block in fenced_blocks(asked)), asked):
+            for name in _CLASS.findall(source):
+                problem = ReferenceModule(problem_id="", source=source, entry_point=name)
                 first = self.first_messages(problem)
-                if first[-1] == messages[start]:
+                if first[-1] == messages[start] or any(
+                    one._opens(messages[: start + 1], problem) for one in self._portable
+                ):
                     return (*first, *messages[start + 1 :])
         return tuple(messages)
+
+    @cached_property
+    def _portable(self) -> tuple[PromptSet, ...]:
+        return tuple(
+            replace(self, templates={kind: _preset(name, kind) for kind in KINDS})
+            for name in PORTABLE
+        )
+
+    def _opens(self, messages: Sequence[Message], problem: ReferenceModule) -> bool:
+        """True if a conversation begins with these messages, but for facts in the system's, which
+        its first line has none of."""
+        *system, first = self.first_messages(problem)
+        lines = [one.content.split("\n")[0] for one in system]
+        return first == messages[-1] and lines == [
+            one.content.split("\n")[0] for one in messages[:-1]
+        ]
 
     def thought(self, text: str) -> str:
         """A text as thinking before an answer; empty if thinking has no tag."""
@@ -420,6 +439,8 @@ UNSCORED = {
 PRESETS = Path(__file__).with_name("presets")
 KINDS = ("system", "first", "feedback")
 SUFFIX = ".jinja"
+PORTABLE = ("standard", "tiny")
+"""Presets whose questions state no fact of a run, so that any run knows them again."""
 MAX_CHARS = {"tiny": 600}
 """Maximum length of a report's detail, by preset: three turns of a tiny model share a context of a
 thousand tokens with the problem."""

@@ -191,8 +191,8 @@ class StageTrainer(Trainer):
         self.saved = checkpoint_dir(self.settings.work_dir, self.step)
         with tempfile.TemporaryDirectory() as own:
             self._save_rng_state(own)
-            (state,) = Path(own).iterdir()
-            states = self.world.to_main((state.name, state.read_bytes()))
+            (state,) = ((path.name, path.read_bytes()) for path in Path(own).iterdir())
+        states = self.world.to_main(state)  # a rank killed here leaves no directory behind
 
         def add_files(folder: Path) -> None:
             self.state.save_to_json(str(folder / TRAINER_STATE_NAME))
