@@ -12,7 +12,7 @@ from forge.commands.status import live_line
 from forge.errors import ConfigError, Stalled
 from forge.process.control import ControlClient
 from forge.process.sockets import open_socket_dir
-from forge.views.run_state import PlayedSteps
+from forge.views.run_state import NO_STEPS
 from tests.tui.supervisors import control_socket
 
 STATUS = {
@@ -20,9 +20,6 @@ STATUS = {
     "elapsed_s": 9.0, "eta_s": 125.0, "tokens_per_s": 900.0, "judged_per_s": 3.0,
     "idle": {"trainer": 0.25}, "numbers": {"loss": 0.5}, "of a newer runner": 1,
 }  # fmt: skip
-
-
-NO_STEPS = PlayedSteps()
 
 
 class Handler(BaseHTTPRequestHandler):
