@@ -99,6 +99,28 @@ def test_masked_lanes_may_point_anywhere() -> None:
     assert list(y[:12]) == [*range(10), -1, -1]
 
 
+@pytest.mark.parametrize("step", [1 << 58, -(1 << 58), (1 << 61) - 1, -(1 << 61) // 15, 1 << 62])
+def test_addresses_that_wrap_are_as_on_a_card(step: int) -> None:
+    x, y, lanes = floats(64), np.zeros(64, np.float32), "tensor<16xi64>"
+    wide = f"%w = arith.extsi %i : tensor<16xi32> to {lanes}\n%ms = tt.splat %m : i64 -> {lanes}"
+    source = COPY.replace("%m: i32", "%m: i64").replace(
+        "muli %i, %ms : tensor<16xi32>", f"muli %w, %ms : {lanes}"
+    )
+    source = source.replace("%ms = tt.splat %m : i32 -> tensor<16xi32>", wide)
+    source = source.replace(
+        "%x.all, %j : tensor<16x!tt.ptr<f32>>, tensor<16xi32>",
+        f"%x.all, %j : tensor<16x!tt.ptr<f32>>, {lanes}",
+    )
+    run(source, 4, x, y, 1, step)  # the first lane alone
+    assert list(y[:2]) == [0, -1]
+    if step == 1 << 62:  # of four bytes: every lane is at the first element
+        run(source, 4, x, y, 64, step)
+        return
+    with pytest.raises(Faulted) as caught:
+        run(source, 4, x, y, 64, step)
+    assert caught.value.fault.kind is FaultKind.OUT_OF_BOUNDS
+
+
 def test_a_misaligned_access_is_found() -> None:
     source = COPY.replace(
         "%j = arith.muli %i, %ms : tensor<16xi32>", "%j = arith.addi %i, %i : tensor<16xi32>"

@@ -144,7 +144,8 @@ def resolve(access: mem.Access, *, is_write: bool) -> Iterator[mem.Part]:
         return
     storage = launch.memory.storages[number]
     end = len(storage.data) - access.size
-    inside = (found.bases + found.lowest >= 0) & (found.bases + found.highest <= end)
+    # Neither end is added to a base: their sum may wrap, or be no number of 64 bits.
+    inside = (found.bases >= -found.lowest) & (found.bases <= end - found.highest)
     if inside.all():
         yield mem.Part(None, number, storage, found, mask)
         return
