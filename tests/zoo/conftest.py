@@ -87,7 +87,7 @@ def _left(bench: Any) -> set[int]:
     oracles += [one._small._oracles for one in draws if getattr(one, "_small", None)]
     if baselines := getattr(bench.trials, "baselines", None):
         oracles.append(baselines._children)
-    waiting = {kept.child.pid_here for one in oracles for kept in one._kept._idle}
+    waiting = {kept.child.pid_here for one in oracles for kept in one._idle}
     for children in (getattr(bench.trials, "evaluators", None), bench.trials.captures._kept):
         if children is not None:
             waiting |= {kept.child.pid_here for kept in children._idle}
