@@ -45,8 +45,8 @@ DRAWS = ("rand", "seed", "bernoulli", "normal", "dropout")
 """Parts of the names of operations that draw random numbers."""
 TEMPLATE_GRID = ("_grid_0", "_grid_1", "_grid_2")
 """Last arguments of a template's launch."""
-POINTWISE_BLOCK = 256
-"""Elements of a program."""
+POINTWISE_BLOCK = 1024
+"""Elements of a program. With 256, two a thread, an H200 reached 0.79 of the speed of torch."""
 ROW_BLOCK = 1024
 """Elements of its row that a program's loop takes at a time."""
 NEIGHBOURS = 32
