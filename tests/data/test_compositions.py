@@ -3,7 +3,9 @@
 import ast
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ import torch
 from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.sizes import replaced
 from forge.data.harvest.sources.compositions.draw import compose, open_compositions, summary
-from forge.data.harvest.sources.compositions.writer import section
+from forge.data.harvest.sources.compositions.operations import convolution, pool
+from forge.data.harvest.sources.compositions.writer import Dim, ModuleWriter, SizeDraw, section
 from forge.data.problem_files import parse_source
 from forge.data.sources.normal_form import normal_digest
 from forge.errors import ConfigError
@@ -69,6 +72,25 @@ def test_compositions_differ_in_operations_and_in_how_they_are_written(tmp_path:
     texts = [one.text for one in made]
     for habit in ('"""', "F.", "nn.functional.", "super(Model, self)", ": torch.Tensor", "    # "):
         assert 5 < sum(habit in text for text in texts) < 95, habit
+
+
+def test_a_pool_is_never_larger_than_the_image_that_it_moves_over() -> None:
+    for drawn in range(200):
+        writer = ModuleWriter(Random(drawn), SizeDraw("0"))
+        image = writer.input([Dim(str(size), size, size) for size in (2, 4, 4, 5)])
+        found = pool(writer, replace(image, is_channels_first=True))
+        assert all(dim.size > 0 for dim in found.dims), writer.finish(found)
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_a_size_after_a_transposed_convolution_keeps_its_lower_bound(factor: float) -> None:
+    num = 0
+    for drawn in range(600):
+        writer = ModuleWriter(Random(drawn), SizeDraw(str(drawn), factor=factor))
+        found = convolution(writer)
+        num += writer.ops[0].startswith("conv_transpose3d")
+        assert all(dim.size >= dim.least for dim in found.dims), writer.finish(found)
+    assert num > 10
 
 
 def test_half_of_all_convolutions_have_no_bias_in_each_way_to_write_it() -> None:

@@ -508,6 +508,7 @@ def pool(w: ModuleWriter, x: Value) -> Value:
     w.ops.append(name)
     one = section("pools")[name]
     kernel = w.rng.choice((2, 2, 3, 3, 4, 5) if len(x.sides) < 3 else (2, 2, 3))
+    kernel = min(kernel, *(x.dims[i].least for i in x.sides))
     stride = w.rng.choice((kernel, kernel, 2, 1))
     padding = w.rng.choice((0, 0, 1)) if kernel > 2 and name != "lp_pool" else 0
     size = w.rng.choice(("kernel_size", "kernel_size", "pool_kernel_size", "pool_size"))

@@ -284,11 +284,11 @@ class ModuleWriter:
 
     def halved(self, dim: Dim) -> Dim:
         """A constant of the module as half of what was drawn, unless for a card."""
-        if self._draw.is_large:
-            return dim
-        self.sizes[dim.text] = size = (dim.size + 1) // 2
-        self.constants[dim.text] = str(size)
-        return replace(dim, size=size)
+        size, least = dim.size, (dim.least + 1) // 2  # structure is the same for a card
+        if not self._draw.is_large:
+            self.sizes[dim.text] = size = (size + 1) // 2
+            self.constants[dim.text] = str(size)
+        return replace(dim, size=size, least=least)
 
     def input(
         self, dims: Sequence[Dim], *, kind: str = "", name: str = "", below: Dim | None = None
