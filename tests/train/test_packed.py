@@ -171,6 +171,31 @@ def test_a_model_whose_logits_are_not_its_output_layers_is_refused(kind: str, wh
         head.add_head(model, temperature=0.7)
 
 
+class _Doubled(torch.nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def test_an_output_layer_that_does_more_than_its_product_is_refused() -> None:
+    """Its larger micro-batches would be scored by its weights alone, on a CPU too."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES)).eval()
+    rows, columns = model.lm_head.weight.shape
+    model.lm_head = _Doubled(columns, rows, bias=False)
+    with pytest.raises(ConfigError, match="its log-probability is"):
+        head.add_head(model)
+
+
+def test_scores_without_gradients_are_log_probabilities_alone(trainer: Any) -> None:
+    batch = trainer.sequences_of(make_batch(), version=0)
+    [m] = cut_batch(batch, max_tokens=10_000, layout=RowLayout.SHARED)
+    with torch.no_grad():
+        found = head.score(trainer.model, m)
+    assert (found.entropy, found.is_top) == (None, None)
+    torch.testing.assert_close(found.logps, head.score(trainer.model, m).logps.detach())
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recomputed", [0, 1, True])

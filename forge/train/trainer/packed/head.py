@@ -31,7 +31,8 @@ VOCAB_CHUNK = 32_768
 """Columns of the head in one product, of 4,096 tokens: 268 MB in bf16."""
 
 SMALL = 1 << 24
-"""Logits that a CPU holds whole (67 MB): the chunked head computes them twice."""
+"""Logits that a CPU holds whole (67 MB): with a backward pass the chunked head computes them twice.
+Without one it scores, also the try of a model: it is what larger micro-batches get."""
 
 LOGIT_SIZE = 50.0
 """Standard deviation of the logits that a model is tried on; caps are 15 to 50."""
@@ -104,9 +105,11 @@ def _scoring(
     def forward(hidden: torch.Tensor, *, targets: torch.Tensor | None = None) -> Any:
         if targets is None:
             return plain(hidden)
-        if is_plain and hidden.is_cpu and len(hidden) * len(head.weight) <= SMALL:
+        has_backward = torch.is_grad_enabled()
+        is_small = hidden.is_cpu and len(hidden) * len(head.weight) <= SMALL
+        if has_backward and is_plain and is_small:
             return _of_logits(plain(hidden).float().mul_(scale / temperature), targets)
-        extra = ("entropy", "is_top1") if torch.is_grad_enabled() else ()
+        extra = ("entropy", "is_top1") if has_backward else ()
         return ChunkedLogProbFunction.apply(
             hidden, head.weight, head.bias, targets, temperature, VOCAB_CHUNK, softcap, scale,
             ("log_probs", *extra),
