@@ -84,7 +84,7 @@ def _left(bench: Any) -> set[int]:
     names = ("references", "given", "sketches")  # draws of ours and of other protocols, and shapes
     draws: list[Any] = [getattr(bench.trials, name, None) for name in names]
     oracles = [one._oracles for one in draws if one]
-    oracles += [one._small._oracles for one in draws if getattr(one, "_small", None)]
+    oracles += [one._small.oracles for one in draws if getattr(one, "_small", None)]
     if baselines := getattr(bench.trials, "baselines", None):
         oracles.append(baselines._children)
     waiting = {kept.child.pid_here for one in oracles for kept in one._idle}
