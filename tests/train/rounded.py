@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from forge.train.trainer.child import optimizer
+from forge.train.trainer.child import trainer
 from forge.train.trainer.child.rounding_kernel import update
 
 NUM, SIZE = 60, 1500
@@ -17,10 +17,10 @@ if __name__ == "__main__":
     draw = torch.Generator().manual_seed(0)
     p, grad, first, second = (torch.randn(SIZE, generator=draw).bfloat16() for _ in range(4))
     given = (p, grad, first, second.abs())
-    factors = optimizer._factors(3, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    factors = trainer._factors(3, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     exact: list[torch.Tensor] = []
-    optimizer._store = lambda value, target: exact.append(value.clone())
-    optimizer._update(*given, **factors)
+    trainer._store = lambda value, target: exact.append(value.clone())
+    trainer._update(*given, **factors)
     drawn: list[list[torch.Tensor]] = [[] for _ in given]
     for seed in range(NUM):
         found = [each.clone() for each in given]

@@ -60,7 +60,7 @@ def scored_by(model_dir: Path, samples: Sequence[Sample]) -> list[Sample]:
     """The samples with the model's own log probabilities."""
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.publish.probes import score
+    from forge.train.trainer.publish.weights import score
 
     model = Qwen3ForCausalLM.from_pretrained(model_dir)
     return [replace(s, logprobs=tuple(score(model, s.prompt_ids, s.completion_ids)))

@@ -42,7 +42,7 @@ def mean_gap(model_dir: str, probe: dict[str, Any]) -> float:
     """Mean |Δ logprob| between a model directory and a probe."""
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.publish.probes import score
+    from forge.train.trainer.publish.weights import score
 
     model = Qwen3ForCausalLM.from_pretrained(model_dir)
     got = score(model, probe["prompt_ids"], probe["completion_ids"])
@@ -105,8 +105,7 @@ def test_an_adapter_is_published_without_its_base_and_trained_further(
     from transformers import Qwen3ForCausalLM
 
     from forge.train.trainer.grpo import make_trainer
-    from forge.train.trainer.publish.probes import Tokens, probe, score
-    from forge.train.trainer.publish.weights import save_weights
+    from forge.train.trainer.publish.weights import Tokens, probe, save_weights, score
 
     table = ModelTable(path=str(tiny_model), lora=LoraTable(r=4))
     settings = settings_of(STAGE, tiny_model, tmp_path, model=table)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from forge.train.trainer.child import optimizer
-from forge.train.trainer.child.optimizer import RoundingAdamW
+from forge.train.trainer.child import trainer
+from forge.train.trainer.child.trainer import RoundingAdamW
 
 
 def trained(kind: type[torch.optim.Optimizer], dtype: torch.dtype) -> torch.Tensor:
@@ -32,7 +32,7 @@ def test_small_updates_add_up_as_in_single_precision(monkeypatch: pytest.MonkeyP
     assert torch.equal(nearest, torch.ones(4096)), "every update is lost"
     found = trained(RoundingAdamW, torch.bfloat16)
     assert float(found.mean()) == pytest.approx(want, abs=2e-3)
-    monkeypatch.setattr(optimizer, "CHUNK", 1000)
+    monkeypatch.setattr(trainer, "CHUNK", 1000)
     assert float(trained(RoundingAdamW, torch.bfloat16).mean()) == pytest.approx(want, abs=2e-3)
 
 
@@ -42,8 +42,8 @@ def test_weights_that_fsdp_shards_are_not_rounded(monkeypatch: pytest.MonkeyPatc
     stage = {"optimizer": "adamw", "adam_beta1": 0.9, "adam_beta2": 0.99, "learning_rate": 1e-3}
     settings: Any = SimpleNamespace(stage=stage, model={"quantize": None})
     for shards in (False, True):
-        monkeypatch.setattr(optimizer, "uses_fsdp", lambda _, shards=shards: shards)
-        assert (optimizer.rounding_optimizer(settings, model) is None) is shards
+        monkeypatch.setattr(trainer, "uses_fsdp", lambda _, shards=shards: shards)
+        assert (trainer.rounding_optimizer(settings, model) is None) is shards
 
 
 def test_shards_keep_log_probabilities_and_sum_gradients_in_single_precision() -> None:
@@ -61,7 +61,7 @@ def test_shards_keep_log_probabilities_and_sum_gradients_in_single_precision() -
 def test_what_bf16_can_hold_is_not_rounded() -> None:
     values = torch.tensor([1.0, -2.5, 0.0, 3.140625])
     target = torch.empty(4, dtype=torch.bfloat16)
-    optimizer._store(values, target)
+    trainer._store(values, target)
     assert torch.equal(target.float(), values)
 
 

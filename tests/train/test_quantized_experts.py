@@ -45,8 +45,7 @@ def test_experts_are_stored_in_4_bits_and_read_as_they_were(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from forge.train.trainer.model.load import load_model
-    from forge.train.trainer.model.quantized import fused_experts
+    from forge.train.trainer.model.load import fused_experts, load_model
 
     model_dir = make_mixture(kind, tmp_path / "model", tokenizer=tiny_model, **WIDE)
     table = ModelTable(path=str(model_dir), lora=LORA, quantize=QuantizeTable(), dtype="bfloat16")

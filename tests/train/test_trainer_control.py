@@ -66,7 +66,7 @@ def test_a_batch_is_read_as_it_was_written(batch: list[Sample]) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"prompt": [1]}', b"\xff\x00"])
 def test_a_damaged_file_of_tokens_is_replaced_by_new_ones(tmp_path: Path, content: bytes) -> None:
-    from forge.train.trainer.publish.probes import Prober, read_tokens
+    from forge.train.trainer.publish.weights import Prober, read_tokens
 
     path = tmp_path / "probe.json"
     path.write_bytes(content)

@@ -46,8 +46,13 @@ from forge.train.trainer.model.load import load_base, load_model
 from forge.train.trainer.packed import sequences
 from forge.train.trainer.packed.head import Scores, add_head, score
 from forge.train.trainer.packed.sequences import MicroBatch
-from forge.train.trainer.publish.probes import Prober, read_tokens
-from forge.train.trainer.publish.weights import Publisher, snapshot, write_and_offer
+from forge.train.trainer.publish.weights import (
+    Prober,
+    Publisher,
+    read_tokens,
+    snapshot,
+    write_and_offer,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,7 @@ from forge.train.trainer.model.load import load_model
 from forge.train.trainer.packed import sequences
 from forge.train.trainer.packed.head import Scores
 from forge.train.trainer.packed.sequences import MicroBatch
-from forge.train.trainer.publish.probes import Tokens, probe
-from forge.train.trainer.publish.weights import free_dir, save_weights, snapshot
+from forge.train.trainer.publish.weights import Tokens, free_dir, probe, save_weights, snapshot
 
 logger = logging.getLogger(__name__)
 
