@@ -33,7 +33,7 @@ from forge.config.schema import ServeTable  # noqa: E402
 from forge.process.devices import inventory  # noqa: E402
 from forge.process.sockets import open_socket_dir  # noqa: E402
 from forge.records import Prompt  # noqa: E402
-from forge.serve.client import ReplicaClient  # noqa: E402
+from forge.serve.replica import ReplicaClient  # noqa: E402
 from forge.serve.replicas import Replicas, open_replicas  # noqa: E402
 from forge.serve.weights import Weights  # noqa: E402
 

@@ -21,7 +21,7 @@ from docs.generate.pages import PAGES
 from docs.generate.python import iter_documented, public_fields
 from docs.generate.store import BY_NAME, meanings, relations, token_relations
 from docs.generate.verdicts import meaning_of
-from forge.adapters.http.models import document
+from forge.adapters.http.routes import document
 from forge.cli import app
 from forge.config.keys import all_keys, build_keys
 from forge.records.examination import Flag

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from docs.generate.markdown import code, page, table, text
-from forge.adapters.http.models import document
-from forge.adapters.openenv.models import (
+from forge.adapters.http.routes import document
+from forge.adapters.openenv.server import (
     KernelAction,
     KernelObservation,
     KernelState,
     ResetOptions,
     StepOptions,
+    openapi_paths,
 )
-from forge.adapters.openenv.server import openapi_paths
-from forge.serve.front import FORWARDED
+from forge.commands.serve import FORWARDED
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

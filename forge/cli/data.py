@@ -39,8 +39,7 @@ def from_run(
     as_json: opt.Json = False,
 ) -> None:
     """Write a run's correct answers as SFT rows: [data] source = "file", format = "messages"."""
-    from forge.commands.rows_from_run import describe, write_rows
-    from forge.runner.prepare.own_answers import AnswerFilter
+    from forge.runner.prepare.own_answers import AnswerFilter, describe, write_rows
     from forge.store.reader import open_run
 
     wanted = as_request(AnswerFilter, locals())
@@ -165,7 +164,7 @@ def harvest(
     """Make problems of PyTorch code, answers by the compiler, and rows. The same command again
     continues."""
     require_linux()
-    from forge.adapters.settings import JudgeSettings
+    from forge.adapters.pools import JudgeSettings
     from forge.commands import data_harvest as view
     from forge.commands.data_show import steps_table
 

@@ -15,7 +15,7 @@ from forge.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forge.adapters.settings import JudgeSettings
+    from forge.adapters.pools import JudgeSettings
     from forge.commands.judge.judge import JudgingRequest
 
 problems_app = group("problems", "Commands for problem files.")
@@ -112,7 +112,7 @@ def judge(
     """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients, which
     may name problems of PROBLEM. With --run, judge a run's answers again."""
     require_linux()
-    from forge.adapters.settings import JudgeSettings
+    from forge.adapters.pools import JudgeSettings
     from forge.commands.judge.judge import (
         JudgingRequest,
         parse_overrides,
@@ -225,7 +225,7 @@ def check_problems(
 ) -> None:
     """Find problems that cannot be judged, or that reward an answer that does less than asked."""
     require_linux()
-    from forge.adapters.settings import JudgeSettings
+    from forge.adapters.pools import JudgeSettings
     from forge.commands.judge import problems as view
     from forge.commands.judge.judge import parse_overrides, parse_shapes
     from forge.config.keys import one_of
@@ -261,7 +261,7 @@ def mcp(
 ) -> None:
     """Serve the judge, run, profile and docs to a coding agent: MCP on stdin and stdout."""
     require_linux()
-    from forge.adapters.settings import JudgeSettings
+    from forge.adapters.pools import JudgeSettings
     from forge.commands.mcp import serve_mcp
 
     serve_mcp(as_request(JudgeSettings, locals()))

@@ -94,8 +94,7 @@ def run(
     elif detach:
         from forge.commands.detach import run_detached
         from forge.config.load import load_experiment
-        from forge.runner.from_run import with_run
-        from forge.runner.prepare.hub import locate_model, locate_rows
+        from forge.runner.prepare.hub import locate_model, locate_rows, with_run
 
         experiment = load_experiment(file, overrides=given)
         experiment = with_run(experiment, say=None if as_json else say)
@@ -137,8 +136,8 @@ def plan(
 ) -> None:
     """Check an experiment and the machine; print placement and time."""
     from forge.config.load import load_experiment
-    from forge.runner.from_run import with_run
     from forge.runner.plan.plan import plan as make_plan
+    from forge.runner.prepare.hub import with_run
 
     given = settings(overrides, store)
     experiment = load_experiment(file, overrides=given, is_here=assumed is None)

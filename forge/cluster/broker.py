@@ -28,9 +28,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from forge.cluster.host import NodeHost
+from forge.cluster.host import Manifest, NodeHost, pack, touch, weights_key
 from forge.cluster.nodes import NO_FORGE, cause_line, connect, explain, list_nodes, survey
-from forge.cluster.weights import Manifest, pack, touch, weights_key
 from forge.errors import ForgeError, MachineError
 from forge.process.lease import hold_lease
 from forge.process.server.door import Door, read_object

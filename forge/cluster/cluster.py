@@ -27,9 +27,8 @@ from forge.cluster.nodes import SURVEY_S
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.origin import source_digest
 from forge.process.ask import open_client, send
-from forge.process.child import ChildSpec, ProcessObserver, open_child
+from forge.process.child import ChildSpec, ProcessObserver, logged_error, open_child, read_ending
 from forge.process.environment import child_env
-from forge.process.logtail import logged_error, read_ending
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence

@@ -30,9 +30,8 @@ from forge.evalpool.pool import OpenElsewhere, request_timeout_s
 from forge.evalpool.wire import NoAnswer
 from forge.process.ask import open_url_client
 from forge.process.child import ChildSpec, describe_exit
-from forge.serve.client import ReplicaClient
 from forge.serve.engines import start_timeout_s
-from forge.serve.replica import EngineElsewhere, OpenEngineElsewhere
+from forge.serve.replica import EngineElsewhere, OpenEngineElsewhere, ReplicaClient
 from forge.serve.replicas import settings_elsewhere
 from forge.train.handle import TrainerJob, files_of, most_others, split_job
 

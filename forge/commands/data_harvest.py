@@ -28,7 +28,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.commands.counter import Advance, open_counter
 from forge.commands.data_folder import OUTPUTS, OutputFolder, common_facts
 from forge.config.keys import one_of

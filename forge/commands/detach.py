@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from forge.errors import ForgeError, Stalled
+from forge.process.child import read_last_lines
 from forge.process.environment import python_path
-from forge.process.logtail import read_last_lines
 from forge.store.layout import RunPaths, read_status
 
 START_TIMEOUT_S = 60.0

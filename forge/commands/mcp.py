@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 
 from forge.adapters.answering import Answering, open_answering
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.adapters.subjects import MAX_SHOWN, find_code, read_answer, read_problem
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, ForgeError, MachineError, pip_install

@@ -17,7 +17,7 @@ from typing import Any, cast, get_args
 import anyio
 import tomli_w
 
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.config.keys import one_of
 from forge.config.load import load_experiment
 from forge.config.schema import (

@@ -28,9 +28,8 @@ from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoo
 from forge.evalpool.seating import JudgeKind, Seat, State
 from forge.evalpool.wire import NoAnswer
 from forge.process.ask import error_message, open_client, open_url_client, send
-from forge.process.child import ChildSpec, open_child
+from forge.process.child import ChildSpec, logged_error, open_child
 from forge.process.environment import child_env
-from forge.process.logtail import logged_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -43,8 +43,13 @@ from forge.evalpool.wire import ExamineBody, JudgeBody, read_request
 from forge.process.devices import Gpu
 from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door, error_answer, unless_hung_up
-from forge.process.server.listening import open_listener, url_of
-from forge.process.server.serving import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
+from forge.process.server.serving import (
+    PUBLIC_KEEP_ALIVE_S,
+    cancel_on_signal,
+    open_listener,
+    serve_listener,
+    url_of,
+)
 from forge.process.sockets import open_socket_dir
 from forge.records.reason import Reason
 

@@ -15,7 +15,7 @@ import pytest
 from forge.adapters.answering import answering_on
 from forge.adapters.http import routes
 from forge.adapters.http.routes import JudgeApi
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError
 from forge.evalpool.pool import Pool

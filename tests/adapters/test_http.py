@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from forge import Reward, Verdict, reward
-from forge.adapters.http.models import (
+from forge.adapters.http.routes import (
     BatchReply,
     ErrorReply,
     HealthReply,

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from forge import cli
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.commands.judge import judge as judging
 from forge.commands.judge.judge import JudgeJob, JudgingRequest, parse_overrides
 from forge.data.problem_files import find_problem

@@ -10,11 +10,11 @@ import anyio
 import numpy as np
 import pytest
 
-from forge.cluster import nodes, weights
+from forge.cluster import host, nodes
+from forge.cluster.host import pack, unpack, weights_key
 from forge.cluster.nodes import connect, explain, import_ray
-from forge.cluster.weights import pack, unpack, weights_key
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, pip_install
-from forge.process.logtail import logged_error
+from forge.process.child import logged_error
 from tests.cluster.fake_ray import FakeRef
 
 
@@ -108,7 +108,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("chunk_bytes", [1, 333, 1000, 4096])
 def test_a_directory_arrives_whole(chunk_bytes, tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(host, "CHUNK_BYTES", chunk_bytes)
     source = checkpoint(tmp_path / "source")
     anyio.run(unpack, pack(source, FakeRef), tmp_path / "copy")
     assert files_of(tmp_path / "copy") == files_of(source)
@@ -129,4 +129,4 @@ def test_a_file_stays_below_its_directory(name, tmp_path):
 
 def test_two_chunks_fit_into_the_smallest_object_store_of_ray():
     smallest = 75 << 20  # OBJECT_STORE_MINIMUM_MEMORY_BYTES in ray/_private/ray_constants.py
-    assert smallest >= 2 * weights.CHUNK_BYTES
+    assert smallest >= 2 * host.CHUNK_BYTES

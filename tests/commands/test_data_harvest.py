@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.commands import data_harvest
 from forge.commands.data_harvest import HarvestRequest, harvest, lasting
 from forge.config.schema import ProblemsTable, PromptTable

@@ -9,11 +9,10 @@ import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.commands.rows_from_run import write_rows
 from forge.data.pairs.conversations import read_pairs
 from forge.errors import ConfigError
 from forge.records import Finish, Purpose, Split, Status
-from forge.runner.prepare.own_answers import AnswerFilter
+from forge.runner.prepare.own_answers import AnswerFilter, write_rows
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.prompting import PROMPTS

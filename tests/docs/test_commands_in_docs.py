@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from forge.adapters.http.models import JudgeCall
+from forge.adapters.http.routes import JudgeCall
 from forge.cli import app, run_command
 from forge.config.load import load_experiment
 from forge.config.schema.build import DataBuild

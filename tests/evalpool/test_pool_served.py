@@ -26,8 +26,13 @@ from forge.evalpool.seating import Seat, Seating, State
 from forge.evalpool.served import PoolApp, serve_pool
 from forge.evalpool.wire import NoAnswer, problem_to_json
 from forge.process.ask import JSON_TYPE, open_client, open_url_client
-from forge.process.server.listening import bound_path, open_listener, parse_address, url_of
-from forge.process.server.serving import serve_task
+from forge.process.server.serving import (
+    bound_path,
+    open_listener,
+    parse_address,
+    serve_task,
+    url_of,
+)
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem
 from forge.records.verdict import Status, Verdict

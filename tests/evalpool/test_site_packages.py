@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError
 from forge.evalpool.judge.sandbox import root

@@ -21,8 +21,7 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.server import door, serving
 from forge.process.server.door import Door, read_body
-from forge.process.server.listening import bind_network, open_listener, port_file
-from forge.process.server.serving import serve_listener
+from forge.process.server.serving import bind_network, open_listener, port_file, serve_listener
 from forge.process.sockets import open_socket_dir
 
 JSON = {"Content-Type": "application/json"}

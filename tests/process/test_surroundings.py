@@ -16,9 +16,9 @@ import pytest
 from forge.errors import ConfigError
 from forge.process import devices
 from forge.process.busy import BusyClock
+from forge.process.child import read_ending, read_last_lines
 from forge.process.devices import Gpu, Vendor, visibility
 from forge.process.environment import Rendezvous, child_env, rank_envs
-from forge.process.logtail import read_ending, read_last_lines
 from forge.process.machine import is_disk_full
 from forge.process.sockets import check_socket_path, open_private_dir, open_socket_dir
 

@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 from starlette.applications import Starlette
 
+from forge.commands.serve import Front
 from forge.process.busy import BusyClock
 from forge.process.server.serving import serve_task
-from forge.serve.front import Front
 from forge.serve.served import Served
 
 

@@ -19,13 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from forge.cli import run_command
+from forge.commands.serve import Front
 from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
-from forge.serve.front import Front
 from forge.serve.remote import Dialect, open_remote
 from tests.listening import ROOT, listening, start
 from tests.serve.fronted import fronting

@@ -25,8 +25,8 @@ from forge.process.ask import error_message
 from forge.process.server.serving import serve_task
 from forge.process.sockets import open_socket_dir
 from forge.records import Message, Prompt
-from forge.serve.client import ReplicaClient
 from forge.serve.remote import Dialect, Remote, open_remote, read_chat, read_packed
+from forge.serve.replica import ReplicaClient
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from tests.serve.conftest import Reference

@@ -12,8 +12,8 @@ from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
-from forge.serve.client import ReplicaClient
 from forge.serve.engines import ENGINES, EngineKind
+from forge.serve.replica import ReplicaClient
 from forge.serve.replicas import open_replicas
 from forge.serve.served import BLOCK_TOKENS
 from forge.serve.weights import Weights

@@ -15,7 +15,6 @@ import anyio
 import numpy as np
 import pytest
 
-import forge.serve.client
 import forge.serve.replica
 from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
@@ -23,9 +22,8 @@ from forge.exits import iter_leaves
 from forge.process.ask import open_client
 from forge.process.sockets import open_socket_dir
 from forge.records import Finish, Prompt
-from forge.serve.client import ReplicaClient
 from forge.serve.engines import check_engine
-from forge.serve.replica import Restarts
+from forge.serve.replica import ReplicaClient, Restarts
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
 from tests.serve.conftest import Reference
@@ -214,7 +212,7 @@ async def test_a_hanging_replica_is_killed_and_restarted(
     tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forge.serve.replica, "HUNG_S", 1.0)
-    monkeypatch.setattr(forge.serve.client, "SHORT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(forge.serve.replica, "SHORT_TIMEOUT_S", 0.5)
     lives = Lives()
     async with served(tied, tmp_path, lives=lives) as (replicas, _):
         os.kill(lives.pids["serve-0"][0], signal.SIGSTOP)

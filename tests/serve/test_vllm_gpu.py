@@ -30,8 +30,8 @@ from forge.process.gpu_locks import GpuLease
 from forge.process.shared_weights import share
 from forge.process.sockets import open_socket_dir
 from forge.records import Prompt
-from forge.serve.client import ReplicaClient
 from forge.serve.engines import check_engine
+from forge.serve.replica import ReplicaClient
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
 from tests.serve.observed import Lives

@@ -16,7 +16,8 @@ from forge.commands import export_model as exporting
 from forge.config.load import load_experiment
 from forge.errors import ChildDied, ConfigError, MachineError
 from forge.records import Event, PolicyVersion
-from forge.runner import from_run, merging
+from forge.runner.prepare import hub
+from forge.runner.prepare.hub import run_child, with_run
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, evaluation, write_run
@@ -83,7 +84,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         return importlib.import_module(module).export({**job, "threads": 1})
 
     monkeypatch.setattr(exporting, "run_child", run_child)
-    monkeypatch.setattr(merging, "run_child", run_child)
+    monkeypatch.setattr(hub, "run_child", run_child)
 
 
 def export(run: RunPaths, kind: str, out: Path, **keys: str) -> SimpleNamespace:
@@ -139,13 +140,13 @@ def test_a_run_is_the_model_of_the_next_with_its_adapter_merged_once(
     def start(*overrides: str, merges: bool = True) -> Path:
         file = tmp_path / "next.toml"
         experiment = load_experiment(file, overrides=overrides, is_here=False)
-        return Path(from_run.with_run(experiment, merges=merges).model.path or "")
+        return Path(with_run(experiment, merges=merges).model.path or "")
 
     assert start(merges=False) == tiny_model
     merged = start()
     want = logits(tiny_model, run.weights / "grpo-000004")
     assert torch.allclose(logits(merged), want, atol=1e-4)
-    monkeypatch.delattr(merging, "run_child")
+    monkeypatch.delattr(hub, "run_child")
     assert start(f"model.path={run.root}:4") == merged, "not merged again"
     with pytest.raises(ConfigError, match=r"toy-1:2: no weights .* there are: 4"):
         start(f"model.path={run.root}:2")
@@ -161,7 +162,7 @@ def test_an_export_to_a_full_disk_is_the_machines_fault(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("forge.train.handle.open_child", open_child)
     with pytest.raises(MachineError, match="out: the disk is full"):
-        anyio.run(merging.run_child, "forge.export", {"out_dir": "out"})
+        anyio.run(run_child, "forge.export", {"out_dir": "out"})
 
 
 def test_an_adapter_on_the_experts_of_a_mixture_is_merged(tiny_model: Path, tmp_path: Path) -> None:

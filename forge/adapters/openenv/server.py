@@ -1,6 +1,6 @@
 """The server of an environment: OpenEnv's WebSocket and HTTP, with the routes of a served pool.
 
-    WS /ws                       messages of `models.py`; one connection, one episode at a time
+    WS /ws                       one connection, one episode at a time
     POST /reset {problem_id, seed, episode_id, reference_code} → {observation, reward, done}
     POST /step {action: {code}, episode_id}                    → the same
     GET /state?episode_id=…                                    → the state of an episode
@@ -13,6 +13,14 @@ the limit gets CAPACITY_REACHED; a judgement whose client hangs up leaves the qu
 if a judge has begun it; a fault of the judge is neither a turn nor a reward; the numbers of answers
 and of open episodes are bounded; every refusal is a Refusal with OpenEnv's code, the HTTP status of
 the same meaning, and one line of text.
+
+    client ──▶ {type: reset, data: {problem_id, seed, episode_id, reference_code}}
+               {type: step, data: {code}}      {type: state}      {type: close}
+    server ──▶ {type: observation, data: {observation, reward, done}}
+               {type: state, data: {...}}      {type: error, data: {message, code}}
+
+Field names, types and defaults follow openenv 0.10 and openenv-core 0.3. An observation has no
+field that kernrl has not, since its models forbid others: facts of forge are in `metadata`.
 
 An answer is a source, or a model's reply with the source in a fence; `class Model` in place of
 `ModelNew` is accepted, since kernrl asks for that name. `level1/19_ReLU` is `L1_19_ReLU`, as in
@@ -27,16 +35,17 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import uuid4
 
 import anyio
 import anyio.to_thread
 from anyio.abc import ObjectReceiveStream, ObjectSendStream
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
@@ -44,15 +53,7 @@ from starlette.websockets import WebSocket
 
 from forge.adapters.answering import answering_on, for_reward, reward_of
 from forge.adapters.http.routes import serve
-from forge.adapters.openenv.models import (
-    ErrorCode,
-    KernelAction,
-    KernelObservation,
-    KernelState,
-    ResetOptions,
-    StepOptions,
-)
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.adapters.subjects import KnownProblems, find_code, known_problems, problem_from_text
 from forge.adapters.verdict import Verdict
 from forge.config.schema import PromptTable, RewardTable, RowFormat
@@ -84,6 +85,120 @@ MAX_AHEAD = 4
 """Messages that a client may send before the first of them is answered."""
 CLOSE_TIMEOUT_S = 5.0
 """Maximum time to tell a client that its session has ended."""
+
+MAX_ID = 255
+"""Maximum length of an episode's id, as in OpenEnv."""
+MAX_CODE = 8 << 20
+"""Maximum length of an answer in characters; a judge refuses shorter ones too, with a verdict."""
+Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
+
+
+class ErrorCode(StrEnum):
+    """Codes of errors on a WebSocket, as OpenEnv's clients show them."""
+
+    INVALID_JSON = "INVALID_JSON"
+    """The message is not a JSON object."""
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    """The message has another type than reset, step, state or close."""
+    VALIDATION_ERROR = "VALIDATION_ERROR"
+    """A field is missing or has another type, or there is no such problem."""
+    EXECUTION_ERROR = "EXECUTION_ERROR"
+    """No verdict: the judge failed, the problem cannot be judged, or no episode is open."""
+    CAPACITY_REACHED = "CAPACITY_REACHED"
+    """As many episodes are open as the server allows."""
+    SESSION_ERROR = "SESSION_ERROR"
+    """The session ended: it was idle for too long."""
+
+
+class KernelAction(BaseModel):
+    """An answer to the problem of the episode."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    code: str = Field(
+        min_length=1,
+        max_length=MAX_CODE,
+        description="Source of the kernel, or a model's whole reply with the source in a fence.",
+    )
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Ignored.")
+
+
+class KernelObservation(BaseModel):
+    """A problem, and the verdict on the last answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    done: bool = Field(default=False, description="True if the episode has ended.")
+    reward: float | None = Field(
+        default=None, description="Reward of the last answer; 0 at the start."
+    )
+    metadata: dict[str, Any] = Field(
+        default_factory=dict,
+        description="episode_id and solved; of a verdict status, reason and reward_terms, and if it"
+        " was timed candidate_us, baseline_us and speedup_low.",
+    )
+    problem_id: str = Field(description="Name of the problem: L1_19_ReLU.")
+    problem_description: str = Field(description="Prompt about the problem.")
+    reference_code: str = Field(description="Source of the reference.")
+    gpu_info: str = Field(description="Card of the judge, or cpu.")
+    turn: int = Field(default=0, ge=0, description="Answers given so far.")
+    max_turns: int = Field(default=3, ge=1, description="Maximum answers in an episode.")
+    feedback: str = Field(default="", description="Message about the verdict, for the model.")
+    compilation_success: bool = Field(
+        default=False, description="True if the answer's own kernel compiled and was launched."
+    )
+    compilation_error: str | None = Field(default=None, description="The reason if it did not.")
+    correctness_pass: bool | None = Field(
+        default=None, description="True if every check passed; null if nothing was launched."
+    )
+    max_diff: float | None = Field(default=None, description="Always null: see feedback.")
+    speedup: float | None = Field(
+        default=None, description="Baseline's time over the answer's; null if nothing was timed."
+    )
+
+
+class KernelState(BaseModel):
+    """The state of an episode."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    episode_id: str | None = Field(default=None, description="Id of the episode.")
+    step_count: int = Field(default=0, ge=0, description="Answers given so far.")
+    problem_id: str | None = Field(default=None, description="Name of the problem.")
+    turn: int = Field(default=0, ge=0, description="Answers given so far.")
+    max_turns: int = Field(default=3, ge=1, description="Maximum answers in an episode.")
+    best_speedup: float = Field(default=0.0, ge=0.0, description="Of correct answers; 0 for none.")
+    solved: bool = Field(
+        default=False, description="True once an answer was correct and fast enough."
+    )
+
+
+class ResetOptions(BaseModel):
+    """Parameters of a reset. Unknown ones are ignored, as OpenEnv's own server does."""
+
+    seed: int | None = Field(
+        default=None, ge=0, description="Chooses the problem if none is named."
+    )
+    episode_id: Id | None = Field(default=None, description="Id of the new episode.")
+    problem_id: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="Name, number, or part of the name; absent: one by the seed, or at random.",
+    )
+    reference_code: str | None = Field(
+        default=None,
+        max_length=MAX_CODE,
+        description="Source of a problem that the server does not have.",
+    )
+
+
+class StepOptions(BaseModel):
+    """Body of POST /step."""
+
+    action: KernelAction = Field(description="The answer.")
+    episode_id: Id | None = Field(
+        default=None, description="Episode of a reset over HTTP; absent: the only one that is open."
+    )
 
 
 def serve_environment(

@@ -29,10 +29,9 @@ from rich.text import Text
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, pip_install
 from forge.exits import EXTRAS
-from forge.process.child import ChildSpec, open_child
+from forge.process.child import ChildSpec, open_child, read_ending
 from forge.process.devices import Gpu, GpuUser
 from forge.process.environment import child_env
-from forge.process.logtail import read_ending
 from forge.serve.engines import (
     ENGINES,
     TESTED_VLLM,

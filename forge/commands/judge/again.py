@@ -22,7 +22,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forge.adapters.settings import PHASES, JudgeSettings
+from forge.adapters.pools import PHASES, JudgeSettings
 from forge.commands.counter import Advance, open_counter
 from forge.config.load import load_experiment
 from forge.config.schema import Experiment, JudgeTable

@@ -32,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.adapters.answering import NOT_RUN, refuse
-from forge.adapters.settings import MAX_JUDGES, JudgeSettings, checked_constants
+from forge.adapters.pools import MAX_JUDGES, JudgeSettings, checked_constants
 from forge.adapters.subjects import STDIN, KnownProblems, find_code, holds_several, read_source
 from forge.commands.counter import open_counter
 from forge.commands.turn_view import explain_packed

@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from forge.adapters.settings import MAX_JUDGES, JudgeSettings
+from forge.adapters.pools import MAX_JUDGES, JudgeSettings
 from forge.adapters.subjects import KnownProblems
 from forge.commands.counter import open_counter
 from forge.commands.judge.judge import require_path

@@ -40,14 +40,12 @@ from forge.runner.plan.memory import (
     serve_bytes,
     train_bytes,
 )
-from forge.runner.plan.shape import ModelShape, model_shape
-from forge.runner.weights.model_dir import config_dir
+from forge.runner.plan.shape import ModelShape, config_dir, model_shape
 from forge.train.refusals import PACKED, text_config
 from forge.views.text import count, gigabytes
 
 Users = Mapping[str, tuple[GpuUser, ...]]
 _Change = tuple[str, Experiment, "Placement"]
-
 
 ROLES = ("serve", "judge", "train")
 CAN_SLEEP = frozenset({"vllm", "hf"})

@@ -6,33 +6,41 @@ one-line error. The model directory of a GGUF file is made once for each content
 user's cache, complete or absent; one process makes it while others wait. Its name is the SHA-256 of
 the file, which is recorded as `model.revision`: a run continues when the file has been moved, and
 is refused if it was changed. A directory whose chat template `model.chat_template` replaces is
-linked into one with that template, where trainer, engines and exports find it.
+linked into one with that template, where trainer, engines and exports find it. A run can be the
+model of another: `runs/x-1`, or `runs/x-1:40` for a step's weights; an adapter is merged into its
+base once, in this user's cache, by a child that compares the result with the run's own weights.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 
+from forge.config.load import load_experiment
 from forge.config.schema import DataTable, Experiment, ModelTable, ProblemsTable, is_hub_name
 from forge.config.schema.build import DataBuild
 from forge.data.chat import ChatTemplate
 from forge.data.template import FILE, SOURCES
-from forge.errors import ConfigError, ForgeError, MachineError, Stalled
+from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.process.machine import free_bytes, is_disk_full
+from forge.records import Message
 from forge.runner.plan.machine import count_cores
-from forge.runner.weights.model_dir import check_complete, check_model_path
+from forge.runner.plan.shape import check_complete, check_model_path
+from forge.serve.weights import Weights
+from forge.store.layout import RunPaths
 from forge.train.gguf import GgufModel, made_dir, read_gguf
-from forge.train.handle import run_from_gguf
+from forge.train.handle import run_for_result, run_from_gguf
 from forge.views.text import duration, gigabytes, parameters, size
 
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -314,3 +322,95 @@ def with_template(model: ModelTable, folder: Path) -> ModelTable:
             (folder / path.name).symlink_to(path.resolve())
     (folder / FILE).write_text(chat.template.source, encoding="utf-8")
     return model.model_copy(update={"path": str(folder)})
+
+
+def with_run(
+    experiment: Experiment, *, merges: bool = True, say: Callable[[str], None] | None = None
+) -> Experiment:
+    """The experiment with a model directory in place of a run that `model.path` names. `merges`:
+    False to take the base of an adapter, which has the same shape, for a plan; `say` gets a message
+    if an adapter is merged, which takes minutes. Raises ConfigError, MachineError."""
+    model = experiment.model
+    name, step = model.run_and_step
+    paths = RunPaths(Path(name).expanduser().resolve())
+    if not name or not paths.run_db.is_file():
+        return experiment
+    # Only here: `forge plan` of any other model loads neither numpy nor the store.
+    from forge.runner.weights.resume import find_weights
+    from forge.store.reader import open_run
+
+    open_run(paths).close()  # first: of another version, its keys may be unknown too
+    weights, its = find_weights(paths, step), load_experiment(paths.experiment, is_here=False).model
+    folder = weights.full
+    if weights.adapter is not None and merges:
+        folder = merge(paths.name, weights, its, say=say)
+    update = {"path": str(folder), "chat_template": model.chat_template or its.chat_template}
+    return experiment.model_copy(update={"model": model.model_copy(update=update)})
+
+
+PROMPT = "Write a Triton kernel that adds two vectors."
+NUM_TOKENS = 16
+TIMEOUT_S = 7200.0
+"""Maximum duration of a job: a large model is read, merged and written on the CPU."""
+QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
+DIGITS = 16
+
+
+def merge(
+    name: str, weights: Weights, model: ModelTable, *, say: Callable[[str], None] | None
+) -> Path:
+    """Directory of a run's weights with their adapter merged, made if it is not there."""
+    from forge.runner.weights.resume import sha256_of_weights
+
+    assert weights.adapter is not None
+    folder = made_dir(f"{name}-{sha256_of_weights(weights.adapter)[:DIGITS]}")
+    with alone(folder):
+        if folder.is_dir():
+            return folder
+        needed = sum(file.stat().st_size for file in weights.full.glob("*.safetensors"))
+        require_room(needed, folder, name=name)
+        if say:
+            say(f"{name}: its adapter is merged into {weights.full} once, as {folder}")
+        partial_dir = folder.with_name(f".{folder.name}.partial")
+        try:
+            job = export_job(weights, model) | {"kind": "merge", "out_dir": str(partial_dir)}
+            anyio.run(partial(run_child, "forge.train.trainer.publish.export", job))
+            partial_dir.rename(folder)
+        finally:  # what a child that ended left
+            shutil.rmtree(partial_dir, ignore_errors=True)
+    return folder
+
+
+def export_job(weights: Weights, model: ModelTable) -> dict[str, Any]:
+    """Config of the child that writes weights as a model or an adapter, without `kind` and
+    `out_dir`; `model` is that of the run."""
+    chat = ChatTemplate.load(weights.full, chat_template=model.chat_template)
+    return {
+        "prompt_ids": list(chat.prompt([Message(role="user", content=PROMPT)]).ids),
+        "stop_ids": list(chat.stop_token_ids),
+        "num_tokens": NUM_TOKENS,
+        "model_dir": str(weights.full),
+        "adapter": weights.adapter and str(weights.adapter),
+        "base_name": str(weights.full) if model.is_gguf else model.path,
+        "trust_remote_code": model.trust_remote_code,
+    }
+
+
+DISK_FULL = ("No space left on device", "os error 28")
+"""Words of Python and of safetensors in the log of a child that could not write."""
+
+
+async def run_child(module: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Run `python -m MODULE` with a config; returns the JSON of its result file. Raises
+    MachineError if the disk is full, ChildDied if it ended without a result, Stalled."""
+    with tempfile.TemporaryDirectory(prefix="forge-export-") as folder:
+        try:
+            return await run_for_result(
+                module, job, log_dir=Path(folder), makes="an exported model", timeout_s=TIMEOUT_S,
+                threads=len(os.sched_getaffinity(0)), extra=QUIET,
+            )  # fmt: skip
+        except ChildDied as died:
+            if any(words in str(died) for words in DISK_FULL):
+                where = job.get("out_dir") or job["path"]
+                raise MachineError(f"{where}: the disk is full") from died
+            raise

@@ -56,7 +56,7 @@ class RunContext:
     problems: Sequence[Problem] = field(init=False, repr=False)
     """Set by `work.py` before anything is prepared."""
     prompts: PromptSet = field(init=False, repr=False)
-    """Set by `prepare_run.py` before anything is made of them."""
+    """Set by `prepare_run` before anything is made of them."""
 
     weights: WeightSync = field(init=False, repr=False)
     """Set by `work.py`, like the next three fields, before the first stage."""

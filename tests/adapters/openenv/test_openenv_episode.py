@@ -8,9 +8,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from forge.adapters.openenv.models import KernelAction
 from forge.adapters.openenv.server import (
     Episode,
+    KernelAction,
     Refusal,
     ServedProblems,
     Sessions,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.adapters.settings import JudgeSettings
+from forge.adapters.pools import JudgeSettings
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.evalpool import cards

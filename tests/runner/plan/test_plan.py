@@ -11,10 +11,10 @@ from forge.config.load import load_experiment
 from forge.config.schema import ModelTable, ProblemsTable
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.runner.plan import duration, requirements
+from forge.runner.plan import duration
 from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.placement import Placement
-from forge.runner.plan.plan import Plan, plan, render
+from forge.runner.plan.plan import Plan, plan, render, require_trainer
 from forge.runner.plan.shape import KNOWN
 from forge.runner.prepare.hub import locate_model
 
@@ -198,9 +198,7 @@ def test_weights_in_the_memory_of_a_trainer_need_one_on_a_gpu_and_no_mixture(tmp
                 "[[stage]]", 'kind = "grpo"', "steps = 1", "learning_rate = 1e-6"]  # fmt: skip
         (tmp_path / "x.toml").write_text("\n".join(text))
         with pytest.raises(ConfigError) as caught:
-            requirements.require_trainer(
-                load_experiment(tmp_path / "x.toml"), Placement(), is_here=is_here
-            )
+            require_trainer(load_experiment(tmp_path / "x.toml"), Placement(), is_here=is_here)
         return str(caught.value)
 
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:64")
@@ -220,7 +218,7 @@ def test_an_optimizer_that_is_not_installed_is_a_machine_error(monkeypatch):
     )
     assert plan(experiment, machine=make_machine()).phases, "another machine may have it"
     with pytest.raises(MachineError, match=r'stage 3: optimizer = "adamw_8bit" needs bitsandbytes'):
-        requirements.require_trainer(experiment, Placement(), is_here=True)
+        require_trainer(experiment, Placement(), is_here=True)
 
 
 def test_answers_on_several_shapes_take_a_verdict_for_each():
