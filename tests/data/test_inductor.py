@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from forge.data.harvest.records import Answered, Unanswered
-from forge.data.inductor.expressions import nested
+from forge.data.inductor.module import WIDTH, print_module
 from forge.data.inductor.rewrite import rewrite
-from forge.data.inductor.source import Traced
-from forge.data.inductor.text import WIDTH, print_module
+from forge.data.inductor.source import Traced, nested
 
 FOLDER = Path(__file__).with_name("inductor")
 TRACED: dict[str, dict[str, Any]] = {

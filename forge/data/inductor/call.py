@@ -16,23 +16,21 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from forge.data.harvest.records import Unanswered
-from forge.data.inductor.expressions import (
-    Substituted,
-    in_order_of_axes,
-    polynomial,
-    product,
-    summed,
-    tidy,
-)
 from forge.data.inductor.source import (
     SCALAR,
     GeneratedAnswer,
     GeneratedKernel,
+    Substituted,
     Traced,
     called,
     dotted,
     expression,
+    in_order_of_axes,
     named,
+    polynomial,
+    product,
+    summed,
+    tidy,
     walk,
 )
 

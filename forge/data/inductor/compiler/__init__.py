@@ -1,5 +1,5 @@
 """Runs Inductor on a problem without a card, in a child process with torch.
 
-`graph.py` traces a problem with symbolic sizes and answers it, `replacements.py` answers Inductor's
-questions about a GPU, `templates.py` has templates for products and convolutions.
+`graph.py` traces a problem with symbolic sizes and answers it; `templates.py` has templates for
+products and convolutions, and answers Inductor's questions about a GPU.
 """
