@@ -34,7 +34,7 @@ from forge.commands.suite import (
 )
 from forge.config.keys import one_of
 from forge.config.schema import Budget, SearchStage
-from forge.data.harvest.installed import class_problem, with_inputs
+from forge.data.harvest.sources.modules import class_problem, with_inputs
 from forge.data.problem_files import find_files
 from forge.data.problems import from_source
 from forge.errors import ConfigError, unwritable

@@ -13,8 +13,13 @@ import torch
 
 from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.sizes import replaced
-from forge.data.harvest.sources.compositions.draw import compose, open_compositions, summary
-from forge.data.harvest.sources.compositions.operations import convolution, pool
+from forge.data.harvest.sources.compositions.draw import (
+    compose,
+    convolution,
+    open_compositions,
+    pool,
+    summary,
+)
 from forge.data.harvest.sources.compositions.writer import Dim, ModuleWriter, SizeDraw, section
 from forge.data.problem_files import parse_source
 from forge.data.sources.normal_form import normal_digest

@@ -407,7 +407,12 @@ class Closure:
             assert file is not None
             made = cleaned(node, known=file.known)
             if key == self.key and first:
-                _prepend(made, first)
+                constructor = (
+                    method_of(made, "__init__") if isinstance(made, ast.ClassDef) else None
+                )
+                if constructor is None:
+                    raise NotSelfContained("configuration without a constructor")
+                constructor.body = [*first, *constructor.body]
             made = _Renaming(self._map(key[0], named)).visit(made)
             if isinstance(made, ast.ClassDef | ast.FunctionDef):
                 made.name = named[key]
@@ -575,14 +580,6 @@ def _is_kept(decorator: ast.expr) -> bool:
     return ast.unparse(called) in KEPT_DECORATORS or (
         isinstance(called, ast.Attribute) and called.attr in ("setter", "getter")
     )
-
-
-def _prepend(node: ast.stmt, first: Sequence[ast.stmt]) -> None:
-    assert isinstance(node, ast.ClassDef)
-    constructor = method_of(node, "__init__")
-    if constructor is None:
-        raise NotSelfContained("configuration without a constructor")
-    constructor.body = [*first, *constructor.body]
 
 
 def _import_order(statement: str) -> tuple[bool, bool, str]:

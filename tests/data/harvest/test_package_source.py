@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from forge.data.harvest.arguments import configuration
 from forge.data.harvest.closure import Closure, Library
-from forge.data.harvest.guesses import configuration
 from forge.data.harvest.records import Found
 from forge.data.harvest.sources import modules, open_sources
 from forge.data.harvest.sources.modules import ModuleTree, open_package

@@ -1,5 +1,5 @@
-"""Sources of problems for a harvest, a file for each, which words of the command name. They read
-code and run none of it."""
+"""Sources of problems for a harvest, which words of the command name. They read code and
+run none of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 
 from forge.data.harvest.records import HarvestSource
 from forge.data.harvest.sources.compositions.draw import open_compositions
-from forge.data.harvest.sources.modules import ModuleTree, open_package
-from forge.data.harvest.sources.paritybench import Paritybench
-from forge.data.harvest.sources.rows import open_rows
+from forge.data.harvest.sources.modules import ModuleTree, Paritybench, open_package, open_rows
 from forge.data.harvest.sources.samples.source import open_samples
 from forge.errors import ConfigError
 

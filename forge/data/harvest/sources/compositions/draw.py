@@ -1,38 +1,693 @@
 """Draws compositions: endless, the same for a seed and a number on every machine; and their source,
-`compositions:NUMBER[@SEED]`."""
+`compositions:NUMBER[@SEED]`. Before that, their operations: single ones, the form of KernelBench's
+level 1; products and convolutions, with which a chain begins; and what follows: activations,
+arithmetic, norms, pooling, reductions, softmax. Each takes a value to a value. `follow` draws one
+that fits: it keeps out what would make the problem trivial, such as a rectifier of what is
+positive, a mean over what a norm or a softmax has made constant, a clamp that saturates. Moments
+are rough estimates for that purpose alone.
+
+Inputs of a single operation are `name:sizes`, sizes being letters of the vocabulary's kinds; one
+letter is one size in a problem. After the sizes stands what the tensor holds, as for
+`ModuleWriter.input`: `?` a mask, `+` positive, `1` between 0 and 1, `=` probabilities, `-` signs,
+`<V` indices below V.
+"""
 
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.records import Found
-from forge.data.harvest.sources.compositions.operations import (
-    convolution,
-    follow,
-    image_input,
-    lone_product,
-    norm,
-    pointwise,
-    pool,
-    product,
-    reduce,
-    running,
-    single,
-    softmax,
-)
 from forge.data.harvest.sources.compositions.writer import (
+    ONE,
+    Dim,
+    Given,
     ModuleWriter,
+    Number,
+    Operation,
     SizeDraw,
     Value,
+    count,
+    number,
     section,
 )
 from forge.errors import ConfigError
+
+Facts = frozenset[int]
+
+
+# single operations
+
+OFTEN = frozenset({
+    *("argmax_rows", "prod_rows", "cumsum_rows", "cumprod_decay", "triangles", "masked_product"),
+    *("attention", "causal_attention", "pixel_shuffle", "max_with_index", "cumsum_reverse"),
+    *("cumsum_exclusive", "cumsum_masked", "hinge", "mse_parts", "kl_rows", "triplet"),
+    *("cosine_loss", "frobenius_norm", "rms_norm_channels", "min_over", "smooth_l1", "nll"),
+    *("huber_rows", "label_smoothing", "batched_vector", "l1_loss", "layer_norm_channels"),
+    *("addmm", "baddbmm", "bilinear", "outer", "any_or_all", "count_nonzero"),
+})  # fmt: skip
+"""Operations that are asked for most, or have few others of their kind in the vocabulary."""
+_LETTERS = re.compile(r"[A-Z]8?|\d+")
+_OTHER_NAMES = {
+    "x": ("x", "x", "x", "input", "inputs", "inp", "t", "data", "tensor", "X"),
+    "y": ("y", "other", "z", "Y", "rhs"), "a": ("a", "A", "lhs", "mat1"),
+    "b": ("b", "B", "rhs", "mat2"), "mask": ("mask", "valid", "keep"),
+    "pred": ("predictions", "predictions", "pred", "output", "y_pred"),
+    "target": ("targets", "targets", "target", "y_true"),
+    "logits": ("logits", "scores", "logits", "outputs"),
+    "labels": ("labels", "targets", "target", "y"), "q": ("q", "query", "Q"),
+    "k": ("k", "key", "K"), "v": ("v", "value", "V"), "img": ("img", "image", "x", "frames"),
+    "ids": ("ids", "input_ids", "tokens", "indices", "idx"), "index": ("index", "indices", "idx"),
+}  # fmt: skip
+"""Names that people give to an input of the vocabulary."""
+
+
+def single(w: ModuleWriter) -> Value:
+    """One of the operations on inputs of its own."""
+    table = section("singles")
+    name = w.rng.choices(list(table), weights=[10 if one in OFTEN else 1 for one in table])[0]
+    one = table[name]
+    declared = [each.partition(":") for each in one.inputs.split()]
+    letters = re.findall(r"[A-Z]8?", " ".join(text for _, _, text in declared))
+    letters += re.findall(r"\$([A-Z]8?)\b", " ".join(one.forms))
+    dims: dict[str, Dim] = {letter: w.size(letter) for letter in dict.fromkeys(letters)}
+    given: dict[str, Given] = {**dims}
+    values: list[Value] = []
+    for each, _, text in declared:
+        match = re.fullmatch(r"([A-Z0-9,]*?)(\?|\+|=|-|<[A-Z]|1)?", text)
+        assert match is not None
+        sizes = [dims.get(size) or number(size) for size in match[1].split(",")]
+        kind = match[2] or ""
+        value = w.input(
+            sizes, kind=kind[:1], below=dims[kind[1:]] if kind[1:] else None,
+            name=w.rng.choice(_OTHER_NAMES.get(each, (each,))),
+        )  # fmt: skip
+        given[each] = value
+        values.append(value)
+    if one.work:
+        w.flops += 2.0 * count([dims[letter] for letter in _LETTERS.findall(one.work)])
+    if one.room:
+        sizes = [dims.get(part) or number(part) for part in _LETTERS.findall(one.room)]
+        room = math.prod(size.size for size in sizes)
+        w.largest, w.num_bytes = max(w.largest, room), w.num_bytes + 4 * room
+    w.ops.append(name)
+    w.phrases.append(name.replace("_", " "))
+    text = w.write(one, name if len(name) < 14 else "", **given)
+    return w.let(values[0], text)
+
+
+# products and convolutions
+
+_HALF = 0.577
+"""Standard deviation after a layer with torch's initial weights, of inputs with 1."""
+SIDES = {1: "L", 2: "HW", 3: "ZHW"}
+"""Kinds of the sides by their number."""
+
+
+def product(w: ModuleWriter) -> Value:
+    """A matrix product in one of its forms."""
+    return w.rng.choice(_PRODUCTS)(w)
+
+
+def lone_product(w: ModuleWriter) -> Value:
+    """A matrix product that stands alone: most are of two inputs."""
+    return w.rng.choice((*[_two_inputs] * 6, *[_of_tensor] * 2, _batched, _rows))(w)
+
+
+def _rows(w: ModuleWriter) -> Value:
+    first, second = w.rng.choice((("D", "E"), ("D8", "E8"), ("D8", "E8")))
+    return _linear(w, (w.size("B"), w.size(first)), w.size(second))
+
+
+def _tokens(w: ModuleWriter) -> Value:
+    return _linear(w, (w.size("B"), w.size("T"), w.size("D8")), w.size("E8"))
+
+
+def _linear(w: ModuleWriter, dims: tuple[Dim, ...], into: Dim) -> Value:
+    """`x @ w.T + b` for the last dimension, or without `b`."""
+    start = w.input(dims)
+    name = w.rng.choice(("linear", "linear_no_bias"))
+    w.ops.append(name)
+    hint = w.rng.choice(("linear", "linear", "fc", "gemm", "gemm", "matmul", "matmul"))
+    w.flops += 2.0 * count(dims) * into.size
+    w.num_bytes += 4 * dims[-1].size * into.size
+    w.weight_std = -1.0
+    found = w.apply(section("products")[name], start, hint, D=dims[-1], E=into)
+    std = _std_after(w, start, dims[-1].least)
+    return replace(found, dims=(*dims[:-1], into), std=std, mean=0.0, is_positive=False)
+
+
+def _std_after(w: ModuleWriter, x: Value, fan_in: int) -> float:
+    """Standard deviation after a product with the last parameter, or with a layer's weights."""
+    size = math.hypot(x.mean, x.std)
+    if w.weight_std < 0:
+        return _HALF * size
+    return size * (w.weight_std * math.sqrt(fan_in) or 1.0)
+
+
+def _two_inputs(w: ModuleWriter) -> Value:
+    """A product of two inputs, neither a parameter."""
+    m, k, n = (w.size(letter) for letter in w.rng.choice(("MDE", "MQN", "MQN")))
+    ends = ("a_b", "a_b", "a_bt", "a_bt", "at_b", "at_b", "at_bt", "at_bt", "square", "vector")
+    end = w.rng.choice((*ends, "diagonal", "triangles"))
+    shapes = {
+        "at_b": ((k, m), (k, n)), "at_bt": ((k, m), (n, k)), "a_bt": ((m, k), (n, k)),
+        "vector": ((m, k), (k, ONE)), "diagonal": ((m,), (m, n)), "triangles": ((m, m), (m, m)),
+        "square": ((m, m), (m, m)),
+    }  # fmt: skip
+    x, y = _two(w, *shapes.get(end, ((m, k), (k, n))))
+    inner = {"diagonal": ONE, "triangles": m, "square": m}.get(end, k)
+    dims = (m, ONE if end == "vector" else m if end in ("triangles", "square") else n)
+    name = "a_b" if end == "square" else end
+    return _multiplied(w, f"matmul_{name}", x, y, dims, inner)
+
+
+def _two(w: ModuleWriter, first: tuple[Dim, ...], second: tuple[Dim, ...]) -> tuple[Value, Value]:
+    left, right = ("A", "A", "A", "a", "x"), ("B", "B", "B", "b", "y")
+    return w.input(first, name=w.rng.choice(left)), w.input(second, name=w.rng.choice(right))
+
+
+def _of_tensor(w: ModuleWriter) -> Value:
+    """A product of a tensor with three or four axes and a matrix."""
+    rows = tuple(w.size(letter) for letter in w.rng.choice(("BT", "BT", "BGT")))
+    k, n = (w.size(letter) for letter in w.rng.choice(("DE", "QN")))
+    x, y = _two(w, (*rows, k), (k, n))
+    return _multiplied(w, f"matmul_{len(rows) + 1}d", x, y, (*rows, n), k)
+
+
+def _batched(w: ModuleWriter) -> Value:
+    b, m, k, n = w.size("B"), w.size("T"), w.size("K"), w.size("S")
+    name = w.rng.choice(("bmm", "bmm_turned"))
+    x, y = _two(w, (b, m, k), (b, k, n) if name == "bmm" else (b, n, k))
+    return _multiplied(w, name, x, y, (b, m, n), k)
+
+
+def _multiplied(
+    w: ModuleWriter, name: str, x: Value, y: Value, dims: tuple[Dim, ...], inner: Dim
+) -> Value:
+    hint = w.rng.choice(("product", "scores", "out", "sim"))
+    w.ops.append(name)
+    w.flops += 2.0 * count(dims) * inner.size
+    text = w.write(section("products")[name], hint, x=x, y=y)
+    std = math.hypot(x.mean, x.std) * math.hypot(y.mean, y.std) * math.sqrt(inner.least)
+    mean = x.mean * y.mean * inner.least
+    return w.let(replace(x, dims=dims, std=std, mean=mean, is_positive=mean > 0), text, hint)
+
+
+_PRODUCTS: tuple[Callable[[ModuleWriter], Value], ...] = (
+    *(_rows, _rows, _rows, _rows, _tokens, *[_two_inputs] * 4, _batched, _of_tensor),
+)
+
+
+def image_input(w: ModuleWriter, num_sides: int) -> Value:
+    """An image, a signal or a volume with channels."""
+    w.is_volume = num_sides == 3
+    dims = [w.size("B"), w.size("C"), *(w.size(letter) for letter in SIDES[num_sides])]
+    if num_sides == 2 and w.rng.random() < 0.4:
+        dims[3] = dims[2]
+    name = w.rng.choice(("x", "x", "x", "x", "x", "x", "x", "input", "img"))
+    return replace(w.input(dims, name=name), is_channels_first=True)
+
+
+def convolution(w: ModuleWriter) -> Value:
+    """A convolution in one, two or three dimensions, plain or transposed."""
+    x = image_input(w, w.rng.choice((1, 2, 2, 2, 3, 3)))
+    if w.rng.random() < 0.38:
+        return _transposed(w, x, w.size("O"))
+    kinds = (*["plain"] * 7, "grouped", "depthwise", "dilated", "dilated", "pointwise", "separable")
+    kind = w.rng.choice(kinds)
+    return _convolved(w, x, kind)
+
+
+def _windows(w: ModuleWriter, n: int, choices: Sequence[int]) -> tuple[int, ...]:
+    """A number for each side, in three of ten cases not the same for all."""
+    if w.rng.random() < 0.3:
+        return tuple(w.rng.choice(choices) for _ in range(n))
+    return (w.rng.choice(choices),) * n
+
+
+def _shown(values: tuple[int, ...]) -> int | tuple[int, ...]:
+    """One number where it is that of all sides."""
+    return values if len(set(values)) > 1 else values[0]
+
+
+def _convolved(w: ModuleWriter, x: Value, kind: str) -> Value:
+    rng, n, channels = w.rng, len(x.sides), x.dims[1]
+    is_point = kind == "pointwise"
+    kernels = _windows(w, n, (1,) if is_point else (3, 3, 3, 2, 5) if n < 3 else (3, 3, 2))
+    strides = _windows(w, n, (1,) if is_point else (1, 1, 1, 2))
+    dilations = _windows(w, n, (1, 2)) if kind == "dilated" and max(kernels) < 5 else (1,) * n
+    sames = [d * (k - 1) // 2 if k % 2 else 0 for k, d in zip(kernels, dilations, strict=True)]
+    paddings = rng.choice(((0,) * n, tuple(sames), tuple(sames), (0 if is_point else 1,) * n))
+    groups = rng.choice((2, 4)) if kind == "grouped" else 1
+    is_deep = kind in ("depthwise", "separable")
+    out = channels if is_deep else w.size("O")
+    is_plain = kind in ("plain", "dilated", "pointwise")
+    own = is_plain and rng.random() > max(w.style.layer_share, 0.5)
+    one = section("products")["depthwise" if is_deep else "conv_own" if own else "conv"]
+    values = {
+        "stride": _shown(strides), "padding": _shown(paddings), "dilation": _shown(dilations),
+    }  # fmt: skip
+    values |= {} if is_deep else {"groups": groups}
+    name = f"conv{n}d" + ("" if kind == "plain" else f"_{kind}")
+    w.ops.append(f"{name}_k{kernels[0]}s{strides[0]}")
+    w.weight_std = -1.0
+    found = w.apply(
+        _ending(w, one, own=own, kernel_size=_shown(kernels), **values), x,
+        rng.choice(("conv", "conv", "conv1", f"conv{n}d", f"conv{n}d")), C=channels, O=out,
+        nd=f"{n}d", ones=", ".join(map(str, kernels)), units=", ".join(["1"] * n),
+    )  # fmt: skip
+    sides = tuple(
+        x.dims[i] if s == 1 and 2 * p == d * (k - 1)
+        else x.dims[i].strided(kernel=k, stride=s, padding=p, dilation=d)
+        for i, k, s, p, d in zip(x.sides, kernels, strides, paddings, dilations, strict=True)
+    )  # fmt: skip
+    dims = (x.dims[0], out, *sides)
+    fan_in = 1 if is_deep else channels.size // groups
+    w.flops += 2.0 * count(dims) * math.prod(kernels) * fan_in
+    w.note(replace(found, dims=dims))
+    std = _std_after(w, x, math.prod(kernels) * (1 if is_deep else channels.least // groups))
+    found = replace(found, dims=dims, std=std, mean=0.0, is_positive=False, flat=frozenset())
+    return _convolved(w, found, "pointwise") if kind == "separable" else found
+
+
+def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
+    rng, n = w.rng, len(x.sides)
+    kernels = _windows(w, n, (2, 3, 3, 4) if n < 3 else (2, 3, 3))
+    strides = _windows(w, n, (1, 2, 2))
+    if n == 3:  # eight times as many places after it
+        halved = {i for i, stride in zip(x.sides, strides, strict=True) if stride > 1}
+        dims = (w.halved(dim) if i in halved else dim for i, dim in enumerate(x.dims))
+        x = replace(x, dims=(*dims,))
+    paddings = _windows(w, n, (0, 1)) if min(kernels) > 2 else (0,) * n
+    dilations = _windows(w, n, (1, 1, 1, 2)) if max(kernels) < 4 else (1,) * n
+    is_two = {*strides} == {2} and {*paddings} == {1} and {*kernels} == {3} and {*dilations} == {1}
+    extra = 1 if is_two and rng.random() < 0.5 else 0
+    own = rng.random() > max(w.style.layer_share, 0.7)
+    one = section("products")["transposed_own" if own else "transposed"]
+    values = {
+        "stride": _shown(strides), "padding": _shown(paddings), "output_padding": extra,
+        "dilation": _shown(dilations),
+    }  # fmt: skip
+    w.ops.append(f"conv_transpose{n}d_k{kernels[0]}s{strides[0]}")
+    w.weight_std = -1.0
+    names = ("conv_transpose", f"conv_transpose{n}d", f"conv{n}d_transpose", "deconv", "conv")
+    found = w.apply(
+        _ending(w, one, own=own, kernel_size=_shown(kernels), **values), x, rng.choice(names),
+        C=x.dims[1], O=out, nd=f"{n}d", ones=", ".join(map(str, kernels)),
+    )  # fmt: skip
+    sides = tuple(
+        x.dims[i].times(s, d * (k - 1) + 1 + extra - s - 2 * p)
+        for i, k, s, p, d in zip(x.sides, kernels, strides, paddings, dilations, strict=True)
+    )
+    w.flops += 2.0 * count(x.dims) * math.prod(kernels) * out.size
+    dims = (x.dims[0], out, *sides)
+    w.note(replace(found, dims=dims))
+    std = _std_after(w, x, x.dims[1].least * 2)
+    return replace(found, dims=dims, std=std, mean=0.0, is_positive=False)
+
+
+_USUAL = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "bias": True}
+
+
+def _ending(w: ModuleWriter, one: Operation, *, own: bool, **values: Number) -> Operation:
+    """A convolution with its keyword arguments in place of `$end`; with a weight of its `own` it is
+    a function, which takes no word about a bias."""
+    if not own:
+        values["bias"] = w.rng.random() > 0.55
+    shown = [n for n, each in values.items() if n in _USUAL]
+    shown = [n for n in shown if w.style.is_explicit or values[n] != _USUAL[n]]
+    end = "".join(f", {name}=%{name}" for name in shown)
+    return one.formed("$end", end, **values)
+
+
+# what follows
+
+
+def pointwise(w: ModuleWriter, x: Value, name: str) -> Value:
+    """An activation or another function of each element."""
+    activations = section("activations")
+    one = activations.get(name) or section("elementwise")[name]
+    hint = w.rng.choice((name, "act", "activation")) if name in activations else name
+    mean, std, is_positive = _moments(x, one.effect)
+    return w.step(name, one, x, hint, mean=mean, std=std, is_positive=is_positive, flat=Facts())
+
+
+def _moments(x: Value, effect: str) -> tuple[float, float, bool]:
+    """Mean, standard deviation and sign after an effect."""
+    mean, std = x.mean, x.std
+    match effect:
+        case "rectify":
+            return max(mean, 0.4 * std), 0.6 * std, True
+        case "rectify_softly":
+            return max(mean, 0.3 * std), 0.6 * std, False
+        case "unit":
+            return 0.5, min(0.2, 0.22 * std), True
+        case "squash":
+            return min(mean, 0.7), min(std, 0.6), x.is_positive
+        case "shrink":
+            return 0.5 * mean, 0.5 * std, x.is_positive
+        case "positive":
+            return abs(mean) + std, std, True
+        case "grow":
+            return mean, 2 * std, x.is_positive
+        case _:
+            return mean, std, False
+
+
+# arithmetic
+
+
+def scale(w: ModuleWriter, x: Value) -> Value:
+    """A product with a number, or a quotient."""
+    factor = w.rng.choice((2.0, 1.5, 3.0) if x.std < 0.4 else (0.5, 0.7, 1.5))
+    factor = factor * 10 if x.std < 0.05 else factor
+    name = w.rng.choice(("scale", "scale_factor", "multiplier", "gain", "divisor", "temperature"))
+    value = round(1 / factor, 2) if name in ("divisor", "temperature") else factor
+    one = replace(section("arithmetic")[name], constants={name: (value,)})
+    return w.step("scale", one, x, "scaled", mean=x.mean * factor, std=x.std * factor)
+
+
+def shift(w: ModuleWriter, x: Value) -> Value:
+    """A sum with a number, or a difference."""
+    by = w.rng.choice((0.5, 1.0, 0.1, 2.0, 0.25))
+    name = w.rng.choice(("shift", "offset", "add_value", "subtract_value", "margin"))
+    one = replace(section("arithmetic")[name], constants={name: (by,)})
+    is_less = name in ("subtract_value", "margin")
+    mean, is_positive = x.mean - by if is_less else x.mean + by, x.is_positive and not is_less
+    return w.step("shift", one, x, "shifted", mean=mean, is_positive=is_positive)
+
+
+def clamp(w: ModuleWriter, x: Value) -> Value:
+    """A clamp inside of the values' spread, so that it does something."""
+    low = _rounded(x.mean - w.rng.choice((0.5, 1.0)) * x.std)
+    high = _rounded(x.mean + w.rng.choice((0.7, 1.2)) * x.std)
+    high = high if high > low else low + max(0.1, _rounded(x.std))
+    kind = w.rng.choice(("both", "both", "below", "above"))
+    lows = ("min_value", "clamp_min", "low", "min_val", "lower")
+    highs = ("max_value", "clamp_max", "high", "max_val", "upper")
+    constants = dict.fromkeys(lows, (low,)) | dict.fromkeys(highs, (high,))
+    one = replace(section("arithmetic")[kind], constants=constants)
+    is_positive = x.is_positive or (low >= 0 and kind != "above")
+    return w.step(
+        "clamp", one, x, "clamped", std=0.6 * x.std, flat=Facts(), is_positive=is_positive
+    )
+
+
+def _rounded(number: float) -> float:
+    """A number that a person would write."""
+    return float(f"{number:.1g}") or 0.0
+
+
+def extreme(w: ModuleWriter, x: Value) -> Value:
+    """The larger or smaller of the value and a number."""
+    bound = _rounded(x.mean + w.rng.choice((-0.3, 0.2)) * x.std)
+    name = w.rng.choice(("minimum", "maximum"))
+    constants = dict.fromkeys(("bound", "cap", "floor", "limit"), (bound,))
+    one = replace(section("arithmetic")[name], constants=constants)
+    return w.step(name, one, x, name[:3], std=0.6 * x.std, flat=Facts())
+
+
+def parameter(w: ModuleWriter, x: Value) -> Value:
+    """Arithmetic with a learned vector, one number a channel."""
+    name = w.rng.choice(("add", "add", "add", "mul", "mul", "sub", "div", "affine", "max"))
+    sizes = ", ".join(["$C", *["1"] * (x.rank - 1 - x.channel)])
+    if x.is_channels_first and w.rng.random() < 0.3:
+        sizes = f"1, {sizes}"
+    one, hint = section("parameters")[name].formed("§", f"[{sizes}]"), "biased" * (name == "add")
+    given = {"C": x.dims[x.channel]}
+    return w.step(
+        f"{name}_parameter", one, x, hint, given, std=1.3 * x.std, flat=Facts(), is_positive=False
+    )
+
+
+def residual(w: ModuleWriter, x: Value, first: Value | None) -> Value:
+    """A sum or product with the input of the chain, with another input, or with itself."""
+    hint = w.rng.choice(("summed", "res", "gated", "combined"))
+    gates = section("gates")
+    if first is not None and first.dims == x.dims and w.rng.random() < 0.7:
+        other, name = first, "residual"
+    elif all(dim.text and dim.text != "1" for dim in x.dims) and w.rng.random() < 0.6:
+        names = ("residual", "y", "other", "skip", "z", "addend")
+        other, name = w.input(x.dims, name=w.rng.choice(names)), "other_input"
+    else:
+        return w.step("self_gate", gates["self"], x, hint, flat=Facts(), is_positive=False)
+    return w.step(
+        name, gates["other"], x, hint, {"y": other},
+        std=1.2 * x.std, flat=Facts(), is_positive=False,
+    )  # fmt: skip
+
+
+def gated_halves(w: ModuleWriter, x: Value) -> Value:
+    """A gate of one half of the features by the other."""
+    half = Dim("", x.dims[x.channel].size // 2, x.dims[x.channel].least // 2)
+    return w.step(
+        "gated_halves", section("gates")["halves"], x, "gated", {"at": str(x.channel)},
+        dims=(*x.dims[: x.channel], half, *x.dims[x.channel + 1 :]),
+        std=0.5 * x.std, flat=Facts(), is_positive=False,
+    )  # fmt: skip
+
+
+# norms
+
+LAYERS = frozenset({"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"})
+
+
+def norm(w: ModuleWriter, x: Value) -> Value:
+    """A normalisation with or without parameters."""
+    flat = norms(x)
+    layers = [3 if name in LAYERS else 1 for name in sorted(flat)]
+    name = w.rng.choices(sorted(flat), weights=layers)[0]
+    dim, one = x.dims[x.channel], section("norms")[name]
+    if not dim.text:
+        one = replace(one, forms=tuple(form for form in one.forms if "$C" not in form))
+    nd = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}.get(x.rank, "")
+    hint = w.rng.choice(("norm", "normed", "normalized", name))
+    given: dict[str, Given] = {"C": dim, "at": str(x.channel), "nd": nd}
+    is_signed = name not in ("lrn", "l1_normalize", "l2_normalize", "rms_norm", "max_normalize")
+    std = {"lrn": x.std * 0.8, "l2_normalize": 0.2, "l1_normalize": 0.05}.get(name, 1.0)
+    mean = 0.0 if is_signed else min(x.mean, 0.5)
+    is_positive = x.is_positive and not is_signed
+    return w.step(
+        name, one, x, hint, given, mean=mean, std=std, flat=flat[name], is_positive=is_positive
+    )
+
+
+def norms(x: Value) -> dict[str, Facts]:
+    """Norms that fit the value, and the dimensions along which each makes the sum constant."""
+    at, dim, sides = x.channel, x.dims[x.channel], x.sides
+    if x.rank < 2 or dim.least < 4:
+        return {}
+    found = {
+        "l2_normalize": Facts(), "max_normalize": Facts(), "standardise": Facts({at}),
+        "l1_normalize": Facts({at}) if x.is_positive else Facts(),
+    }  # fmt: skip
+    if at == x.rank - 1 and dim.text:
+        found |= {"layer_norm": Facts({at}), "rms_norm": Facts()}
+    if dim.text and (sides or x.rank == 2):
+        if x.rank != 3:
+            found["batch_norm"] = Facts({0, *sides})
+        if sides and dim.multiple >= 4:
+            found["group_norm"] = Facts({1, *sides})
+    if sides:
+        found |= {"instance_norm": Facts(sides), "lrn": Facts()}
+    return {name: flat for name, flat in found.items() if not flat & x.flat}
+
+
+# windows and layout
+
+
+def pool(w: ModuleWriter, x: Value) -> Value:
+    """A window over the sides, or all of them."""
+    nd, is_flat = f"{len(x.sides)}d", bool(x.flat & set(x.sides))
+    name = w.rng.choice(
+        (*["max_pool"] * 4, *["avg_pool"] * 4, "lp_pool", "global", "global")
+    )  # fmt: skip
+    if name == "global":
+        return reduce(w, x, at=x.sides, is_global=True)
+    name = name.replace("avg", "max") if is_flat else name
+    w.ops.append(name)
+    one = section("pools")[name]
+    kernel = w.rng.choice((2, 2, 3, 3, 4, 5) if len(x.sides) < 3 else (2, 2, 3))
+    kernel = min(kernel, *(x.dims[i].least for i in x.sides))
+    stride = w.rng.choice((kernel, kernel, 2, 1))
+    padding = w.rng.choice((0, 0, 1)) if kernel > 2 and name != "lp_pool" else 0
+    size = w.rng.choice(("kernel_size", "kernel_size", "pool_kernel_size", "pool_size"))
+    end = w.rng.choice((f"%{size}", f"kernel_size=%{size}" if name != "lp_pool" else f"%{size}"))
+    end += "" if stride == kernel and w.rng.random() < 0.5 else ", stride=%stride"
+    end += ", padding=%padding" if padding else ""
+    is_avg = padding and name == "avg_pool" and w.rng.random() < 0.4
+    end += ", count_include_pad=%count_include_pad" if is_avg else ""
+    constants = {size: kernel, "stride": stride, "padding": padding, "count_include_pad": False}
+    one = one.formed("$end", end, **constants)
+    if name == "lp_pool" and not x.is_positive:
+        x = replace(w.apply(section("pools")["magnitude"], x, "magnitude"), is_positive=True)
+    found = w.apply(one, x, "pool", nd=nd)
+    sides = tuple(
+        x.dims[i].strided(kernel=kernel, stride=stride, padding=padding) for i in x.sides
+    )  # fmt: skip
+    mean = x.mean + 0.7 * x.std * (name == "max_pool")
+    return replace(found, dims=(*x.dims[:2], *sides), mean=mean, std=0.7 * x.std, flat=Facts())
+
+
+def reshape_sides(w: ModuleWriter, x: Value) -> Value:
+    """Padding, upsampling or flattening of an image."""
+    name = w.rng.choice(("pad", "upsample", "flatten"))
+    given = {"both": ", ".join(["1", "1"] * len(x.sides))}
+    found = w.step(name, section("layout")[name], x, name, given, flat=Facts())
+    if name == "flatten":
+        size, least = (math.prod(getattr(d, n) for d in x.dims[1:]) for n in ("size", "least"))
+        return replace(found, dims=(x.dims[0], Dim("", size, least)), is_channels_first=False)
+    grown = [x.dims[i].times(1, 2) if name == "pad" else x.dims[i].times(2) for i in x.sides]
+    return replace(found, dims=(*x.dims[:2], *grown))
+
+
+# reductions and softmax
+
+
+def softmax(w: ModuleWriter, x: Value) -> Value:
+    """A softmax, its logarithm or a relative."""
+    at = x.channel if w.rng.random() < 0.7 else w.rng.choice(tuple(range(1, x.rank)))
+    at = at if x.dims[at].least >= 3 else x.channel
+    name = w.rng.choice(("softmax", "softmax", "log_softmax", "softmin"))
+    shown = w.rng.choice((at, -1)) if at == x.rank - 1 else at
+    hint = "probs" if name == "softmax" else "scores"
+    found = w.step(name, section("softmaxes")[name], x, hint, {"at": str(shown)}, flat=Facts())
+    if name == "log_softmax":
+        return replace(found, mean=-2.0, is_positive=False)
+    least = x.dims[at].least
+    return replace(found, mean=1 / least, std=x.std / least, is_positive=True, flat=Facts({at}))
+
+
+def reduce(
+    w: ModuleWriter, x: Value, *, at: tuple[int, ...] = (), is_global: bool = False
+) -> Value:
+    """A reduction of the given dimensions, or of one, of the sides, or of all but the batch."""
+    options = [(x.channel,), (x.channel,), x.sides or (x.rank - 1,)]
+    at = at or w.rng.choice(options)
+    if any(x.dims[i].least <= 1 for i in at):
+        at = tuple(range(1, x.rank))
+    if all(x.dims[i].least <= 1 for i in at):
+        return pointwise(w, x, "tanh")
+    name = w.rng.choice(_reductions(x, at, is_global=is_global))
+    keeps = w.rng.random() < (0.8 if x.rank > 2 else 0.5)
+    shown = str(at[0]) if len(at) == 1 else w.rng.choice((str(at), str(list(at))))
+    shown = "-1" if at == (x.rank - 1,) and w.rng.random() < 0.5 else shown
+    one = section("reductions")[name[1:] if len(at) == 1 and name in ("amax", "amin") else name]
+    if len(at) > 2:  # `torch.norm` takes two dimensions for those of a matrix, and no more
+        one = replace(one, forms=tuple(form for form in one.forms if "torch.norm" not in form))
+    if is_global and name == "mean" and keeps:
+        w.ops.append("global_mean")
+        ones, one = f"({', '.join('1' for _ in at)},)", section("pools")["global_mean"]
+        found = w.apply(one, x, "pool", nd=f"{len(at)}d", at=shown, ones=ones.replace("1,)", "1)"))
+    else:
+        w.ops.append(name)
+        is_given = len(at) == 1 and w.rng.random() < 0.5  # by the constructor
+        dim = ("dim=%dim" if is_given else f"dim={shown}") + (", keepdim=True" if keeps else "")
+        one = one.formed("$dim", dim, dim=min(at))
+        found = w.apply(one, x, {"amax": "peak", "amin": "low"}.get(name, name))
+    least = math.prod(x.dims[i].least for i in at)
+    mean, std = {
+        "sum": (x.mean * least, x.std * least**0.5), "mean": (x.mean, x.std / least**0.5),
+        "amax": (x.mean + 2 * x.std, 0.4 * x.std), "amin": (x.mean - 2 * x.std, 0.4 * x.std),
+        "logsumexp": (2.0, 0.3 * x.std), "norm": (x.std * least**0.5, 0.7 * x.std),
+        "var": (x.std**2, 0.3 * x.std**2), "std": (x.std, 0.3 * x.std),
+    }[name]  # fmt: skip
+    return replace(
+        found, mean=mean, std=std,
+        dims=tuple(ONE if i in at else d for i, d in enumerate(x.dims) if keeps or i not in at),
+        flat=x.flat - Facts(at) if keeps and name in ("mean", "sum") else Facts(),
+        is_positive=name in ("norm", "var", "std") or (x.is_positive and name != "logsumexp"),
+        is_channels_first=x.is_channels_first and keeps,
+    )  # fmt: skip
+
+
+def _reductions(x: Value, at: tuple[int, ...], *, is_global: bool) -> list[str]:
+    names = ["sum", "mean", "amax", "amin", "logsumexp", "norm", "var", "std"]
+    if x.flat & set(at):
+        names = ["amax", "amin", "logsumexp"]
+    elif is_global:
+        names = ["mean", "mean", "amax", "sum", "logsumexp"]
+    return [name for name in names if x.std >= 0.3 or name != "logsumexp"]
+
+
+def running(w: ModuleWriter, x: Value) -> Value:
+    """A running sum, maximum or difference along the last dimension."""
+    last = x.dims[-1]
+    names = [name for name in section("running") if name != "diff" or last.least >= 4]
+    name = w.rng.choice(names)
+    dims = (*x.dims[:-1], last.times(1, -1)) if name == "diff" else x.dims
+    return w.step(
+        name, section("running")[name], x, name,
+        dims=dims, flat=Facts(), is_positive=False, std=1.5 * x.std,
+    )  # fmt: skip
+
+
+# which
+
+
+def follow(w: ModuleWriter, x: Value, first: Value | None) -> Value:
+    """One step that fits the value, drawn by weight."""
+    options: list[tuple[float, Callable[[], Value]]] = [
+        (26, lambda: pointwise(w, x, w.rng.choice(_fitting(x, section("activations"))))),
+        (6, lambda: pointwise(w, x, w.rng.choice(_fitting(x, section("elementwise"))))),
+        (12, lambda: scale(w, x)),
+        (7, lambda: shift(w, x)),
+        (9, lambda: residual(w, x, first)),
+    ]
+    if x.std > 0.02:
+        options += [(6, lambda: clamp(w, x)), (4, lambda: extreme(w, x))]
+    if x.rank > 1 and x.dims[x.channel].text not in ("", "1"):
+        options.append((13, lambda: parameter(w, x)))
+    if norms(x):
+        options.append((9, lambda: norm(w, x)))
+    if x.is_signal:
+        options += [(10, lambda: pool(w, x)), (2, lambda: reshape_sides(w, x))]
+    if x.rank > 1 and x.dims[x.channel].least > 2 and x.channel not in x.flat:
+        options.append((6, lambda: softmax(w, x)))
+    if x.rank > 1 and any(dim.least > 1 for dim in x.dims[1:]):
+        options += [(12, lambda: reduce(w, x)), (2, lambda: running(w, x))]
+    if x.rank > 1 and x.dims[x.channel].multiple >= 4:
+        options.append((3, lambda: gated_halves(w, x)))
+    weights = [weight for weight, _ in options]
+    return w.rng.choices([option for _, option in options], weights=weights)[0]()
+
+
+_IDLE_IF_POSITIVE = frozenset({
+    "relu", "leaky_relu", "prelu", "relu6", "abs", "cone", "threshold", "elu", "selu", "celu",
+    "signed_sqrt", "sqrt_abs", "symlog",
+})  # fmt: skip
+_NEEDS_SMALL = frozenset({
+    "exp", "exp2", "expm1", "sinh", "cube", "square", "cosh_log", "squared_relu", "star_relu",
+    "gaussian", "rational", "sigmoid", "hardsigmoid", "tanh", "erf", "sin", "cos", "sinc",
+    "lecun_tanh", "softsign", "atan", "logit", "rsqrt", "polynomial", "snake",
+})  # fmt: skip
+_NEEDS_SPREAD = frozenset({"tanhshrink", "softshrink", "hardshrink", "threshold", "cone"})
+_NEEDS_SOME_SPREAD = frozenset({
+    "cos", "gaussian", "rational", "sinc", "rsqrt", "square", "cube", "sqrt_abs", "cosh_log",
+    "squared_relu", "star_relu",
+})  # fmt: skip
+
+
+def _fitting(x: Value, table: dict[str, Operation]) -> list[str]:
+    """Names of those that do something to the value, and do not overflow."""
+    out = set[str]()
+    if x.is_positive:
+        out |= _IDLE_IF_POSITIVE
+    if abs(x.mean) + 1.5 * x.std > 3:
+        out |= _NEEDS_SMALL
+    if x.std < 0.3:
+        out |= _NEEDS_SPREAD
+    if x.std < 0.1:
+        out |= _NEEDS_SOME_SPREAD
+    return [name for name in table if name not in out]
+
 
 NUM_OPERATIONS = {1: 40, 2: 20, 3: 18, 4: 12, 5: 7, 6: 3}
 """Shares of the compositions by number of operations."""
@@ -208,10 +863,10 @@ class Compositions:
         return [str(start) for start in range(0, self.num, PART)]
 
     def read(self, unit: str) -> Iterator[Found]:
-        for number in range(int(unit), min(int(unit) + PART, self.num)):
-            made = compose(self.seed, number)
+        for place in range(int(unit), min(int(unit) + PART, self.num)):
+            made = compose(self.seed, place)
             yield Found(
-                text=made.text, origin=str(number), name="_".join(made.ops),
+                text=made.text, origin=str(place), name="_".join(made.ops),
                 kind=f"compositions level {made.level}", level=made.level,
                 others=(made.other,) if made.other else (), large=made.large,
             )  # fmt: skip
