@@ -206,11 +206,11 @@ class _Task:
         names = (TRAIN, HELDOUT) if self.build.split.heldout_share else (TRAIN,)
         counts = dict.fromkeys(names, 0)
         lengths: list[int] = []
-        with open_sinks(out.dir, out.formats, names) as sinks:
+        with open_sinks(out.dir, out.formats, names) as write:
             for number, row in _kept(texts, choice):
                 name = HELDOUT if number in choice.heldout else TRAIN
                 verdict = verdicts[number]["status"] if number in verdicts else None
-                sinks.write(name, output_row(row, origin=row["origin"], verdict=verdict))
+                write(name, output_row(row, origin=row["origin"], verdict=verdict))
                 counts[name] += 1
                 if row["num_tokens"] is not None:
                     lengths.append(row["num_tokens"])

@@ -507,7 +507,7 @@ def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
         names = [f"{SCORED}-{PROBLEMS}", f"{SCORED}-{LARGE}", ANSWERS]
     problems = {name: out / f".{name}.jsonl.partial" for name in names}
     files = {name: path.open("w", encoding="utf-8") for name, path in problems.items()}
-    with open_sinks(out, FORMATS, (TRAIN, HELDOUT)) as sinks:
+    with open_sinks(out, FORMATS, (TRAIN, HELDOUT)) as write_row:
         for number in kept:
             key, id = state.keys[number]
             result = Harvested.of(log.get(key))
@@ -534,7 +534,7 @@ def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
                     "num_tokens": tokens,
                 }  # fmt: skip
                 made = output_row(row, origin=result.origin, verdict="correct")
-                sinks.write(HELDOUT if is_apart else TRAIN, made)
+                write_row(HELDOUT if is_apart else TRAIN, made)
                 summary.add_row(row, is_apart=is_apart)
     for name, file in files.items():
         file.close()

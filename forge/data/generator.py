@@ -18,8 +18,17 @@ from random import Random
 
 from forge.config.schema import MAX_CHAIN, ProblemsTable
 from forge.data.families import FAMILIES
-from forge.data.families.ops import OPS, Chain, chains
-from forge.data.families.sizes import Dtype, Scale, Sizes, grown, in_dtype, scale_of
+from forge.data.families.ops import (
+    OPS,
+    Chain,
+    Dtype,
+    Scale,
+    Sizes,
+    chains,
+    grown,
+    in_dtype,
+    scale_of,
+)
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 

@@ -15,7 +15,7 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data.families import FAMILIES
-from forge.data.families.sizes import Scale
+from forge.data.families.ops import Scale
 from forge.data.generator import Composition, Style, answer, answer_to, generate_problems, sizes_of
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.trial.trial import CORRECTNESS_ALONE

@@ -22,10 +22,9 @@ import xxhash
 
 from forge.config.schema.build import DuplicatesTable, SplitTable
 from forge.data.answers import parse
-from forge.data.build.examples import normalise_text
 from forge.data.build.near import Families, SignatureIndex, signature, similarity
 from forge.data.build.output import LeftOutRow
-from forge.data.build.steps import Prepared, Step
+from forge.data.build.steps import Prepared, Step, normalise_text
 from forge.data.pairs.rows import SUFFIXES
 from forge.data.sources.loading import read_mixed
 from forge.data.sources.normal_form import normal_digest

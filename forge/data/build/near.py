@@ -48,7 +48,7 @@ OWN = "_"
 def signature(code: str, tree: ast.Module | None) -> np.ndarray:
     """The signature of a code with its syntax tree, None if it is no Python. [PERMUTATIONS]"""
     if tree is None:
-        return _minima(_words(code), [])
+        return _minima(_WORD.findall(code[: MAX_PIECES * 8])[:MAX_PIECES], [])
     tokens, operations = _flatten(tree)
     return _minima(tokens, sorted(operations))
 
@@ -56,10 +56,6 @@ def signature(code: str, tree: ast.Module | None) -> np.ndarray:
 def similarity(one: np.ndarray, others: np.ndarray) -> np.ndarray:
     """The share of equal places with each of the others. [N]"""
     return (others == one).mean(axis=-1)
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text[: MAX_PIECES * 8])[:MAX_PIECES]
 
 
 def _flatten(tree: ast.Module) -> tuple[list[str], set[str]]:

@@ -67,8 +67,11 @@ def output_row(row: Mapping[str, Any], *, origin: str, verdict: str | None) -> d
 
 
 @contextmanager
-def open_sinks(folder: Path, formats: Sequence[str], names: Sequence[str]) -> Generator[Sinks]:
-    """Files for rows in `folder`, which appear at the end. Raises MachineError."""
+def open_sinks(
+    folder: Path, formats: Sequence[str], names: Sequence[str]
+) -> Generator[Callable[[str, Mapping[str, Any]], None]]:
+    """A function that writes a row to the files of a split in `folder`, which appear at the end.
+    Raises MachineError."""
     try:
         with ExitStack() as stack:
             spares: dict[Path, Path] = {}
@@ -78,22 +81,16 @@ def open_sinks(folder: Path, formats: Sequence[str], names: Sequence[str]) -> Ge
                     path = folder / f"{name}.{form}"
                     spares[path] = path.with_name(f".{path.name}.partial")
                     sinks[name].append(stack.enter_context(_OPEN[form](spares[path])))
-            yield Sinks(sinks)
+
+            def write(name: str, row: Mapping[str, Any]) -> None:
+                for sink in sinks[name]:
+                    sink(row)
+
+            yield write
         for path, spare in spares.items():
             spare.replace(path)
     except OSError as error:
         raise MachineError(f"{folder}: cannot be written: {error.strerror or error}") from error
-
-
-class Sinks:
-    """Open files by the name of their split."""
-
-    def __init__(self, sinks: Mapping[str, Sequence[RowSink]]) -> None:
-        self._sinks = sinks
-
-    def write(self, name: str, row: Mapping[str, Any]) -> None:
-        for sink in self._sinks[name]:
-            sink(row)
 
 
 @contextmanager

@@ -1,16 +1,30 @@
-"""The steps of one row on its own, in their order; each may leave it out with a reason.
+"""The steps of one row on its own, in their order; each may leave it out with a reason: read,
+convert, thinking, length, quality. The steps over all rows are in `choice.py`. Lengths come before
+anything that parses, so a row of 200k tokens costs one bounded tokenisation. The quality of an
+answer is a heuristic: whether the kernel does the work is the judge's question.
 
-read, convert, thinking, length, quality. The steps over all rows are in `choice.py`.
-Lengths come before anything that parses, so a row of 200k tokens costs one bounded tokenisation.
+Rows of each format become examples: a module, a conversation that ends with the answer, its code.
 
-The quality of an answer is a heuristic, not a judgement: whether the kernel does the work is the
-judge's question.
+`messages`: a conversation in any of the columns of `forge/data/pairs/conversations.py`.
+
+`trinity`: PyTorch code, thinking and a Triton kernel. Columns used: `pytorch_code`,
+`model_reasoning` or another field of thinking, `triton_code`, `result` with `correctness` and
+`fast_0` (an object, or the same as JSON text), `sample_key`. If the kernel's entry point has
+another name than the judge's, the prompt asks for that name.
+
+`traces`: several turns. `turns` has thinking, `triton_code` and `result` of each attempt
+(`correctness`, `error`, `speedup`, `fast_0` to `fast_2`), or the text `feedback_given`. The row
+ends with its best attempt. Earlier attempts stand before it, each followed by the judge's message,
+in the words of forge's own judge, so that a run continues as the row was trained.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -19,17 +33,294 @@ import numpy as np
 import xxhash
 
 from forge.config.schema.build import DataBuild
-from forge.data.answers import binds, jitted, parse
-from forge.data.build.examples import Example, to_example
+from forge.data.answers import binds, defines, extract, fenced_blocks, jitted, parse
 from forge.data.build.near import signature
 from forge.data.build.output import LeftOutRow
 from forge.data.chat import ChatTemplate
-from forge.data.pairs.conversations import BadThinking, retag
-from forge.data.pairs.rows import BadRow, Broken, Row, Unfit, is_unicode
+from forge.data.pairs.conversations import (
+    BadThinking,
+    id_of,
+    messages_pair,
+    retag,
+    thinking_of,
+    with_thinking,
+)
+from forge.data.pairs.rows import (
+    BadRow,
+    Broken,
+    Row,
+    Unfit,
+    code_of,
+    columns_of,
+    is_unicode,
+    kind_of,
+)
 from forge.data.prompts.prompt_set import PromptSet
 from forge.data.sources.normal_form import digests_asked
 from forge.errors import ConfigError
-from forge.records import Message
+from forge.records import Message, Pair, Problem, Reason, Split, Status, Timing, Verdict
+
+WRAPPER = "triton_kernel_wrapper"
+"""Entry point of the benchmark that Trinity's traces come from."""
+MAX_NAMES = 4
+"""Entry points that are tried, the last ones of an answer: each takes a pass over it."""
+_NEW = re.compile(r"^[ \t]*+(?:class[ \t]+|def[ \t]+)?(\w+)New\b", re.MULTILINE)
+
+_INDENT = re.compile(r"^[ \t]*\t[ \t]*", re.MULTILINE)
+_SPACES = re.compile(r"^ +\S", re.MULTILINE)
+TAB = 4
+"""Columns of a tab where only tabs indent."""
+PYTHON_TAB = 8
+"""Columns of a tab beside spaces, as Python counts them: the meaning of the source stays."""
+MAX_DEPTH = 16
+"""Maximum nesting of a row that is normalised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One row on its way to a training row."""
+
+    problem_id: str
+    source: str
+    """The module to be matched; for messages, the first one of the user."""
+    answers_to: str
+    """Name of the class or function that the answer has to define; empty if it has none."""
+    messages: tuple[Message, ...]
+    num_turns: int
+    code: str
+    """Code of the last answer; empty if it has none."""
+
+    @property
+    def entry_point(self) -> str:
+        """Name of the module, for a judge."""
+        return self.answers_to.removesuffix("New") if self.answers_to.endswith("New") else "Model"
+
+
+def to_example(
+    row: Mapping[str, Any], *, number: int, build: DataBuild, prompts: PromptSet
+) -> Example:
+    """A row of `build.input.format`; its number among all rows names one without an id. Raises
+    BadRow for another format, Unfit for a row that must not be trained on."""
+    row = {str(name): _normalise(value, MAX_DEPTH) for name, value in row.items()}
+    match build.input.format:
+        case "messages":
+            found = _conversation(messages_pair(row, number=number, prompts=prompts))
+        case "trinity":
+            code, result = code_of(row, "triton_code"), result_of(row.get("result"))
+            only = TraceTurn(thoughts=thinking_of(row), code=code, result=result)
+            found = _trace(row, number, [only], build.filters.result, prompts)
+        case "traces":
+            found = _trace(row, number, _attempts(row), build.filters.result, prompts)
+    # Texts that were JSON inside a column have not been normalised yet.
+    messages = tuple(replace(one, content=normalise_text(one.content)) for one in found.messages)
+    return replace(found, messages=messages, code=normalise_text(found.code))
+
+
+def _trace(
+    row: Mapping[str, Any], number: int, attempts: Sequence[TraceTurn], wanted: str,
+    prompts: PromptSet,
+) -> Example:  # fmt: skip
+    """A conversation that ends with the best attempt. Raises Unfit if none is good enough."""
+    good = [
+        (speedup_of(each.result) or 0.0, -index)
+        for index, each in enumerate(attempts)
+        if each.result is not None and passes(each.result, wanted=wanted)
+    ]
+    if not good:
+        raise Unfit(f"result below {wanted}")
+    best = -max(good)[1]
+    first = max(best - 1, 0) if prompts.attempts == "last" else 0
+    *earlier, last = attempts[first : best + 1]
+    problem = Problem(
+        problem_id=f"trinity/{id_of(row, 'sample_key', number)}",
+        source=code_of(row, "pytorch_code"), family="trinity", level=1, split=Split.SFT,
+    )  # fmt: skip
+    name = _answer_name(last.code)
+    messages = [*prompts.first_messages(problem, answer_name=name)]
+    for each in earlier:
+        told = Message(role="user", content=each.feedback or "no result")  # by the teacher
+        if each.result is not None:
+            told = prompts.feedback_message(verdict_of(each.result))
+        messages += [_answer(each.code, each.thoughts, prompts), told]
+    messages.append(_answer(last.code, last.thoughts, prompts))
+    return Example(
+        problem_id=problem.problem_id, source=problem.source, answers_to=name,
+        messages=tuple(messages), num_turns=1 + len(earlier), code=last.code,
+    )  # fmt: skip
+
+
+def _answer(code: str, thoughts: Sequence[str], prompts: PromptSet) -> Message:
+    """An answer in the form that prompts ask for: its thinking, then a fenced block."""
+    content = with_thinking(f"```python\n{code.strip()}\n```", thoughts, tag=prompts.thinking)
+    return Message(role="assistant", content=content)
+
+
+def _answer_name(code: str) -> str:
+    """The name that a trace's code defines. Raises Unfit if it is unknown."""
+    if defines(code, "ModelNew"):
+        return "ModelNew"
+    if not defines(code, WRAPPER):
+        raise Unfit(f"without ModelNew or {WRAPPER}")
+    return WRAPPER
+
+
+def _conversation(pair: Pair) -> Example:
+    asked = next((one.content for one in pair.messages if one.role == "user"), "")
+    fenced = [one.code for one in fenced_blocks(asked)]
+    answers_to, code = _found_code(pair.messages[-1].content)
+    return Example(
+        problem_id=pair.problem_id, source=fenced[-1] if fenced else asked, answers_to=answers_to,
+        messages=pair.messages, num_turns=pair.num_turns, code=code,
+    )  # fmt: skip
+
+
+def _found_code(answer: str) -> tuple[str, str]:
+    """The last candidate of an answer with the name of its entry point; both empty without one."""
+    names = list(dict.fromkeys(_NEW.findall(answer)))[-MAX_NAMES:]
+    for name in reversed(names):
+        found = extract(answer, entry_point=name)
+        if found.is_ok:
+            return f"{name}New", found.code
+    fenced = [one.code for one in fenced_blocks(answer)]
+    if fenced and defines(fenced[-1], WRAPPER):
+        return WRAPPER, fenced[-1]
+    return "", fenced[-1] if fenced else ""
+
+
+FAST = {"fast_1": lambda speedup: speedup > 1.0, "fast_2": lambda speedup: speedup >= 2.0}
+_WRONG = re.compile(r"mismatch|incorrect|not close|not equal|differ|tolerance", re.IGNORECASE)
+_COMPILE = re.compile(r"compil|syntax|indentation|invalid", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceTurn:
+    thoughts: Sequence[str]
+    code: str
+    result: Mapping[str, Any] | None
+    feedback: str = ""
+    """The message that its teacher got; empty if unknown."""
+
+
+def passes(result: Mapping[str, Any], *, wanted: str) -> bool:
+    """True for a result of at least `filters.result`."""
+    if result.get("correctness") is not True:
+        return False
+    if wanted == "correctness":
+        return True
+    if wanted == "fast_0":
+        return result.get("fast_0") is not False
+    speedup = speedup_of(result)
+    return result.get(wanted) is True if speedup is None else FAST[wanted](speedup)
+
+
+def speedup_of(result: Mapping[str, Any]) -> float | None:
+    found = result.get("speedup")
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) if math.isfinite(found) else None
+
+
+def result_of(value: Any) -> Mapping[str, Any]:
+    """A result, also if it is JSON text. Raises BadRow if it says nothing about correctness."""
+    found = _parsed(value)
+    if not isinstance(found, dict) or "correctness" not in found:
+        raise BadRow(
+            "result: found no correctness in it; it must hold the benchmark's result for the kernel"
+        )
+    return found
+
+
+def _parsed(value: Any) -> Any:
+    """The value, or what it holds as JSON text; None for a text that is no JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _attempts(row: Mapping[str, Any]) -> list[TraceTurn]:
+    """Attempts with code, the one of the final columns last."""
+    turns = _parsed(row.get("turns"))
+    if not isinstance(turns, list):
+        raise BadRow(f"turns: found {kind_of(turns)}; a list (columns here: {columns_of(row)})")
+    found: list[TraceTurn] = []
+    for turn in turns:
+        if not isinstance(turn, Mapping):
+            raise BadRow(f"turns: found {type(turn).__name__} in it; objects")
+        if code := _text(turn, "triton_code"):
+            result = _parsed(turn.get("result"))
+            result = result if isinstance(result, Mapping) else None
+            words = _text(turn, "feedback_given", "feedback")
+            thoughts = thinking_of(turn)
+            found.append(TraceTurn(thoughts=thoughts, code=code, result=result, feedback=words))
+    if not (code := _text(row, "final_triton_code")):
+        return found
+    final = result_of(row.get("final_result"))
+    same = (index for index, each in enumerate(found) if each.code.strip() == code.strip())
+    if (index := next(same, None)) is None:
+        return [*found, TraceTurn(thoughts=(), code=code, result=final)]
+    found[index] = replace(found[index], result=found[index].result or final)
+    return found
+
+
+def verdict_of(result: Mapping[str, Any]) -> Verdict:
+    """The verdict that says what a result says."""
+    speedup = speedup_of(result)
+    if result.get("correctness") is True:
+        return Verdict(
+            status=Status.CORRECT, reason=Reason.OK, detail="", timing=_timing(result, speedup)
+        )
+    error = result.get("error")
+    detail = error if isinstance(error, str) else ""
+    status, reason = Status.RUNTIME_ERROR, Reason.EXCEPTION
+    if not detail or _WRONG.search(detail):
+        status, reason = Status.WRONG, Reason.MISMATCH
+    elif _COMPILE.search(detail):
+        status, reason = Status.COMPILE_ERROR, Reason.NOT_TRITON
+    return Verdict(status=status, reason=reason, detail=detail)
+
+
+def _timing(result: Mapping[str, Any], speedup: float | None) -> Timing | None:
+    times = [result.get("kernel_time_ms"), result.get("reference_time_ms")]
+    if speedup is None or not all(isinstance(each, int | float) for each in times):
+        return None
+    candidate_us, baseline_us = (1000.0 * float(each) for each in times if each is not None)
+    return Timing(
+        speedup=speedup, speedup_low=speedup, candidate_us=candidate_us, baseline_us=baseline_us,
+        candidate_spread_us=0.0, baseline_spread_us=0.0,
+    )  # fmt: skip
+
+
+def _text(turn: Mapping[str, Any], *names: str) -> str:
+    """The first of these fields that is a text and not empty; else the empty text."""
+    found = (turn.get(name) for name in names)
+    return next((each for each in found if isinstance(each, str) and each.strip()), "")
+
+
+def normalise_text(text: str) -> str:
+    """The text with `\\n` line ends, without byte order mark, indented by spaces."""
+    text = text.removeprefix("\ufeff")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\t" not in text:
+        return text
+    width = PYTHON_TAB if _SPACES.search(text) else TAB
+    return _INDENT.sub(lambda found: found[0].expandtabs(width), text)
+
+
+def _normalise(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return normalise_text(value)
+    if depth == 0:
+        return value
+    if isinstance(value, Mapping):
+        return {k: _normalise(v, depth - 1) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_normalise(each, depth - 1) for each in value]
+    return value
+
 
 CHARACTERS_PER_TOKEN = 8
 """A longer text, per allowed token, is first tokenised up to this length only."""
@@ -102,7 +393,9 @@ class RowSteps:
         step = Step.CONVERT
         try:
             example = to_example(row, number=number, build=self.build, prompts=self.prompts)
-            if not _is_storable(example):
+            texts = [example.problem_id, example.source, example.code]
+            texts += [one.content for one in example.messages]
+            if not all(map(is_unicode, texts)):
                 raise Unfit("text that is no Unicode")
             messages = retag(
                 example.messages, tag=self.prompts.thinking, mode=self.build.thinking.mode
@@ -112,12 +405,17 @@ class RowSteps:
             num_tokens = self._length(example.messages)
             step = Step.QUALITY
             tree = parse(example.code)
-            self._check_quality(example, tree)
+            if self.build.filters.quality:
+                if not example.code:
+                    raise Unfit("without code")
+                if fault := find_fault(tree, answers_to=example.answers_to):
+                    raise Unfit(fault)
         except BadRow as error:
             return LeftOutRow(origin=origin, step=Step.READ, reason="broken row", detail=str(error))
         except Unfit as error:
             step = Step.THINKING if isinstance(error, BadThinking) else step
             return LeftOutRow(origin=origin, step=step, reason=str(error), detail=error.detail)
+        asked = digests_asked(example.messages) if self.build.heldout.paths else ()
         return Prepared(
             origin=origin,
             example=example,
@@ -125,7 +423,7 @@ class RowSteps:
             exact=exact_hash(example.messages),
             module=signature(example.source, parse(example.source)),
             answer=signature(example.code, tree),
-            digests=self._digests(example.messages),
+            digests=tuple(sorted(asked)),
         )
 
     def _length(self, messages: Sequence[Message]) -> int | None:
@@ -144,16 +442,6 @@ class RowSteps:
         if found > filters.max_tokens:
             raise Unfit("too long", f"{found} tokens")
         return found
-
-    def _digests(self, messages: Sequence[Message]) -> tuple[str, ...]:
-        return tuple(sorted(digests_asked(messages))) if self.build.heldout.paths else ()
-
-    def _check_quality(self, example: Example, tree: ast.Module | None) -> None:
-        if not self.build.filters.quality:
-            return
-        fault = find_fault(tree, answers_to=example.answers_to) if example.code else "without code"
-        if fault is not None:
-            raise Unfit(fault)
 
 
 def exact_hash(messages: Sequence[Message]) -> int:
@@ -182,13 +470,6 @@ def count_tokens(chat: ChatTemplate, messages: Sequence[Message]) -> int:
         return chat.count_tokens(messages)
     except ConfigError as error:
         raise Unfit("refused by the chat template", str(error)) from None
-
-
-def _is_storable(example: Example) -> bool:
-    texts: list[Any] = [example.problem_id, example.source, example.code]
-    return all(is_unicode(text) for text in texts) and all(
-        is_unicode(one.content) for one in example.messages
-    )
 
 
 def find_fault(tree: ast.Module | None, *, answers_to: str) -> str | None:

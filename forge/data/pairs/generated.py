@@ -15,8 +15,7 @@ from random import Random
 import anyio
 
 from forge.config.schema import DataTable
-from forge.data.families.ops import OPS, Chain
-from forge.data.families.sizes import Dtype, Sizes
+from forge.data.families.ops import OPS, Chain, Dtype, Sizes
 from forge.data.generator import Composition, Style, answer, answer_to, static_sizes
 from forge.data.mistakes import broken
 from forge.data.prompts.prompt_set import Exchange, PromptSet

@@ -10,9 +10,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from forge.config.schema.build import DataBuild
-from forge.data.build.examples import Example, to_example
 from forge.data.build.near import signature, similarity
-from forge.data.build.steps import parse
+from forge.data.build.steps import Example, parse, to_example
 from tests.prompting import PROMPTS
 
 ROOT = Path(__file__).parents[3]

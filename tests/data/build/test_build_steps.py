@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.data.answers import extract
-from forge.data.build.examples import normalise_text, passes
 from forge.data.build.output import LeftOutRow
-from forge.data.build.steps import Prepared, RowSteps, Step, find_fault, parse
+from forge.data.build.steps import (
+    Prepared,
+    RowSteps,
+    Step,
+    find_fault,
+    normalise_text,
+    parse,
+    passes,
+)
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.rows import Broken
 from forge.data.prompts.prompt_set import make_prompts
