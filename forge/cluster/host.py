@@ -196,7 +196,6 @@ def _judge(order: Order, place: Place) -> ChildSpec:
         table=JudgeTable.model_validate(order.settings["table"]),
         socket_dir=place.folder,
         log_dir=place.folder,
-        threads=1,
         capacity=CPU_CAPACITY if gpu is None else GPU_CAPACITY,
         gpu=gpu,
         cores=seat_cores(

@@ -15,7 +15,7 @@ from forge.data.generator import generate_problems
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import shared_memory
-from forge.evalpool.judge.children import kept
+from forge.evalpool.judge.children import spawner
 from forge.evalpool.judge.children.spawner import Ending, SandboxedChild, ZygoteGone
 from forge.evalpool.judge.sandbox.enter import Isolation
 from forge.evalpool.judge.trial.draws import parse_specs
@@ -108,7 +108,7 @@ def test_one_that_died_or_lost_its_zygote_is_not_lent(zygote: Zygote) -> None:
 
 
 def test_one_ends_after_its_last_draw(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MAX_SERVED", 3)
+    monkeypatch.setattr(spawner, "MAX_SERVED", 3)
     made = opened(zygote)
     assert [drawn(made) for _ in range(7)] == [1, 1, 1, 2, 2, 2, 3]
 
@@ -143,7 +143,7 @@ def test_a_draw_is_done_also_where_the_zygote_goes_behind_it(
     def fail(child: SandboxedChild) -> int:
         raise ZygoteGone("gone")
 
-    monkeypatch.setattr(kept, "MAX_SERVED", 1)
+    monkeypatch.setattr(spawner, "MAX_SERVED", 1)
     monkeypatch.setattr(zygote, "end", fail)
     made = opened(zygote)
     assert drawn(made, problem) == 1

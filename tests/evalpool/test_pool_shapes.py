@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.evalpool.shapes import (
+from forge.evalpool.pool import (
     ShapeLister,
     ShapesUnknown,
     fold_examinations,

@@ -187,9 +187,7 @@ def test_without_amdsmi_gpus_are_unused_with_a_warning(
     assert "there is an AMD GPU, but amdsmi is not installed" in caplog.text
 
 
-def test_a_candidates_sandbox_has_kfd_and_render_nodes_and_no_other_device(
-    tmp_path: Path,
-) -> None:
+def test_a_candidates_sandbox_has_kfd_and_render_nodes_and_no_other_device(tmp_path: Path) -> None:
     for name in ("kfd", "null", "dri/card0", *(f"dri/renderD{128 + i}" for i in range(8))):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -202,7 +200,7 @@ def test_a_candidate_gets_the_judges_gpu_settings(tmp_path: Path) -> None:
     """The zygote passes the judge's environment on."""
     judge = judge_spec(
         "judge-3", table=JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path,
-        threads=1, capacity=16, gpu=devices.inventory()[3], cores=(0, 1),
+        capacity=16, gpu=devices.inventory()[3], cores=(0, 1),
     ).env  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         for name, value in judge.items():

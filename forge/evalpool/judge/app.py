@@ -41,7 +41,7 @@ from forge.evalpool.judge.children.spawner import (
     UnusableInstallation,
     ZygoteGone,
 )
-from forge.evalpool.judge.compiler.cache import Cache, default_folder
+from forge.evalpool.judge.compiler.compile import Cache, default_folder
 from forge.evalpool.judge.harvest.asking import ask_harvester
 from forge.evalpool.judge.sandbox.enter import advice, read_sysctls
 from forge.evalpool.judge.trial.cpu_trial import open_cpu_trials

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge.children.spawner import Spawner
-from forge.evalpool.judge.compiler.cache import Cache
-from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.compiler.compile import Cache, Compiler
 from tests.evalpool.benches import Bench
 
 

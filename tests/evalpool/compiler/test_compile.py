@@ -20,8 +20,7 @@ from forge.evalpool.judge.compiler.binary import (
     over_limits,
     parse_binary,
 )
-from forge.evalpool.judge.compiler.cache import Cache, key_of
-from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.compiler.compile import Cache, Compiler, key_of
 from forge.evalpool.judge.program.format import Options
 from tests.evalpool.benches import Bench
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation

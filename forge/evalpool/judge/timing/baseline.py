@@ -162,7 +162,10 @@ class BaselineTimes:
             found = self._measure(problem, table)
             if not found.is_steady():  # once more; the last one counts
                 found = self._measure(problem, table)
-            self._write(key, found)
+            # Whole or absent, in place of an older one.
+            spare = self._folder / f"{key}.{os.getpid()}.{threading.get_ident()}"
+            spare.write_text(json.dumps(asdict(found)))
+            spare.replace(self._folder / f"{key}.json")
             return found
 
     def _read(self, key: str) -> Baseline | None:
@@ -172,12 +175,6 @@ class BaselineTimes:
             return Baseline(gpu_us=tuple(found["gpu_us"]), probe_us=float(found["probe_us"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-    def _write(self, key: str, baseline: Baseline) -> None:
-        """Keeps a baseline in a file, whole or absent, in place of an older one."""
-        spare = self._folder / f"{key}.{os.getpid()}.{threading.get_ident()}"
-        spare.write_text(json.dumps(asdict(baseline)))
-        spare.replace(self._folder / f"{key}.json")
 
     def end_idle(self) -> None:
         """Ends children that wait for a problem. Under the card's lease, but at the judge's end."""

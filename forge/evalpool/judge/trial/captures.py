@@ -25,8 +25,7 @@ from forge.config.schema import JudgeTable
 from forge.evalpool.judge.capture import exchange
 from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.children.kept import KeptChildren
-from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE, Spawner
+from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE, KeptChildren, Spawner
 from forge.evalpool.judge.program import ops, wire
 from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin, Program
 from forge.evalpool.judge.program.policy import ProblemFacts, facts_of, kinds_of

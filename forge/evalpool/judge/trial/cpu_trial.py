@@ -46,11 +46,9 @@ from forge.evalpool.judge.channel.shm import (
     unwritten_byte,
 )
 from forge.evalpool.judge.channel.words import at_line
-from forge.evalpool.judge.children.kept import Kept, KeptChildren
-from forge.evalpool.judge.children.spawner import Spawner
+from forge.evalpool.judge.children.spawner import Kept, KeptChildren, Spawner
 from forge.evalpool.judge.compiler.binary import SHARED_BYTES, warp_size_of
-from forge.evalpool.judge.compiler.cache import Cache
-from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.compiler.compile import Cache, Compiler
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op, Origin, Program

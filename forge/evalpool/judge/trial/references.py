@@ -27,8 +27,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
-from forge.evalpool.judge.children.kept import KeptChildren
-from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner, ZygoteGone
+from forge.evalpool.judge.children.spawner import KeptChildren, SandboxedChild, Spawner, ZygoteGone
 from forge.evalpool.judge.trial.draws import (
     Builder,
     Content,

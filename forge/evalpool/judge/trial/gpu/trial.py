@@ -30,10 +30,8 @@ from forge.evalpool.capacity import (
     num_executors,
     num_oracles,
 )
-from forge.evalpool.judge.children.kept import KeptChildren
-from forge.evalpool.judge.children.spawner import Spawner
-from forge.evalpool.judge.compiler.cache import Cache
-from forge.evalpool.judge.compiler.compile import Compiler
+from forge.evalpool.judge.children.spawner import KeptChildren, Spawner
+from forge.evalpool.judge.compiler.compile import Cache, Compiler
 from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY as NO_ROOM
 from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.call import NodeTime
