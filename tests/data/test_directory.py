@@ -54,9 +54,7 @@ def _load(path: Path, **keys: object) -> list[Problem]:
     return load_problems(table, seed=0)
 
 
-def test_files_are_found_recursively_with_id_level_and_family_from_their_path(
-    folder: Path,
-) -> None:
+def test_files_are_found_recursively_with_id_level_and_family_from_their_path(folder: Path) -> None:
     (folder / "4_out.py").write_text(SOURCE, encoding="utf-8")
     outside, first, second = _load(folder)
     assert (outside.problem_id, outside.level) == ("4_out", 1)

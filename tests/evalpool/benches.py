@@ -48,11 +48,7 @@ def get_init_inputs():
 
 
 def problem(
-    forward: str,
-    *,
-    inputs: str = "torch.randn(8, 24)",
-    init: str = "[]",
-    head: str = "pass",
+    forward: str, *, inputs: str = "torch.randn(8, 24)", init: str = "[]", head: str = "pass"
 ) -> str:
     """The source of a problem by the lines of its parts; `forward` has `inputs` and, as `x`, the
     first of them."""
@@ -253,11 +249,7 @@ def open_gpu_bench(folder: Path) -> Iterator[GpuBench]:
         one.wait_ready()
     stamp = Stamp(isolation=spawner.isolation, caps=spawner.caps, harness="test")
     trials = open_gpu_trials(
-        GPU_TABLE,
-        spawner=spawner,
-        card_spawner=card_spawner,
-        stamp=stamp,
-        uuid=gpu.uuid,
+        GPU_TABLE, spawner=spawner, card_spawner=card_spawner, stamp=stamp, uuid=gpu.uuid
     )
     yield GpuBench(spawner, trials.references, trials, card_spawner)
     trials.close()

@@ -242,10 +242,7 @@ PACKS = {
 def test_weights_packed_in_init_are_the_reference_s(bench: Any, kind: str, how: str) -> None:
     made, forward, own, packed, shift = PACKS[kind]
     source = problem(
-        forward,
-        head=f"k, n = args\n        {made}",
-        inputs="torch.randn(6, 20)",
-        init="[20, 12]",
+        forward, head=f"k, n = args\n        {made}", inputs="torch.randn(6, 20)", init="[20, 12]"
     )
     lines = [own, how.format("packed", packed), how.format("shift", shift)]
     code = HEAD + SCALE.replace("{init}", "".join(f"        {line}\n" for line in lines))

@@ -6,11 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forge.evalpool.judge.numbers.opcount import (
-    OpCounter,
-    count_work,
-    rounding_of,
-)
+from forge.evalpool.judge.numbers.opcount import OpCounter, count_work, rounding_of
 from forge.evalpool.judge.trial.draws import parse_rounding
 from tests.evalpool.numbers.drawn import Function
 

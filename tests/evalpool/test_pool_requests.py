@@ -178,9 +178,7 @@ async def test_a_lost_examination_is_a_flag_of_its_problem(answer: object) -> No
     assert "not an examination" in examination.flags[Flag.CRASH]
 
 
-async def test_a_full_queue_makes_further_callers_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_full_queue_makes_further_callers_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "MAX_QUEUED", 3)
     script, lengths = Script(), list[int]()
 

@@ -220,9 +220,7 @@ async def test_a_signal_ends_it_with_all_children(tmp_path: Path, number: int) -
 
 
 @pytest.mark.long
-async def test_a_lost_pool_is_an_infra_error_and_is_used_again_later(
-    tmp_path: Path,
-) -> None:
+async def test_a_lost_pool_is_an_infra_error_and_is_used_again_later(tmp_path: Path) -> None:
     path, others = tmp_path / "one.sock", tmp_path / "other.sock"
     async with (
         serving("socket", str(others)) as (_, other_url),

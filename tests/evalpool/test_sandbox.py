@@ -37,10 +37,7 @@ def bench(
     request: pytest.FixtureRequest, open_bench_at: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     """The first level has its installation below /tmp, which a candidate has as its own."""
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        tempfile.TemporaryDirectory(dir="/tmp") as folder,
-    ):
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as folder:
         if request.param is LEVELS[0]:
             patch.setattr(sys, "executable", str(link_installation(Path(folder))))
         with open_bench_at(tmp_path_factory.mktemp("root"), isolation=request.param) as opened:

@@ -13,10 +13,7 @@ from forge.adapters.pools import JudgeSettings
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError
 from forge.evalpool.judge.sandbox import root
-from forge.evalpool.site_packages import (
-    require_installed,
-    with_advice,
-)
+from forge.evalpool.site_packages import require_installed, with_advice
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """
@@ -197,9 +194,7 @@ def test_a_root_shows_listed_packages_apart_from_those_of_candidates(site: Path)
     assert root.plan_root().packages == ()
 
 
-def test_a_distribution_that_is_absent_or_editable_is_refused_with_a_line_each(
-    site: Path,
-) -> None:
+def test_a_distribution_that_is_absent_or_editable_is_refused_with_a_line_each(site: Path) -> None:
     require_installed(["tinyops", "Tiny_Need".replace("_", "").lower()])
     install(site, "linked", code="")
     (site / "linked-1.5.dist-info" / "RECORD").write_text("linked.pth,,\n")

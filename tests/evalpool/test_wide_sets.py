@@ -16,12 +16,7 @@ from forge.evalpool.judge.numbers.opcount import count_work
 from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.domain import Domain
 from forge.evalpool.judge.wide.plants import Ground
-from forge.evalpool.judge.wide.reference import (
-    NOISE,
-    CannotWiden,
-    WideReference,
-    kinds_of,
-)
+from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
 from forge.evalpool.judge.wide.sets import Draws, WideDraw
 from forge.evalpool.judge.wide.sought import Looks
 from tests.evalpool.numbers import drawn
@@ -149,12 +144,7 @@ def test_each_block_and_row_has_a_plant_and_the_rest_is_as_given() -> None:
     [
         ("torch.rand(64, 64)", "return a.max(-1).values", 4.0, 1e9),
         ("torch.randn(64, 64)", "return a / a.abs().max() if a.abs().max() > 900 else a", 900, 1e9),
-        (
-            "torch.randn(64, 64)",
-            "return a / 2 if a.abs().max().item() > 700.0 else a",
-            700,
-            1e9,
-        ),
+        ("torch.randn(64, 64)", "return a / 2 if a.abs().max().item() > 700.0 else a", 700, 1e9),
         ("torch.rand(64, 64)", "return a.sum(-1)", -1e9, -1e-3),
         ("torch.randint(1, 9, (64, 64))", "return (a * (a != 0)).sum(-1)", 0, 0),
         ("torch.randint(1, 9, (64, 64))", "return F.one_hot(a, 9)[..., 1:].sum(1)", 0, 0),

@@ -18,14 +18,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.compare import find_changes
 from forge.views.report import contents
-from forge.views.report.charts import (
-    MOST_TABLE_ROWS,
-    Chart,
-    Line,
-    draw_svg,
-    label,
-    make_line,
-)
+from forge.views.report.charts import MOST_TABLE_ROWS, Chart, Line, draw_svg, label, make_line
 from forge.views.report.contents import Contents
 from forge.views.report.page import write_report
 from forge.views.statistics import evaluate_groups

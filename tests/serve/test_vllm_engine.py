@@ -82,11 +82,11 @@ class FakeLlm:
 
     errored = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_at_once: bool = False) -> None:
         self.queues: list[FakeQueue] = []
         self.calls: list[Any] = []
         self.output_processor = SimpleNamespace(request_states={})
-        self.is_at_once = False
+        self.is_at_once = is_at_once
         self.failure: Exception | None = None
 
     async def add_request(
@@ -136,11 +136,13 @@ class FakeLlm:
         self.calls.append("shutdown")
 
 
+def config_of(reference: Reference, **fields: Any) -> dict[str, Any]:
+    asked = {"context_tokens": 64, "slots": 8, "precision": "fast", **fields}
+    return {"model_dir": str(reference.path), **asked}
+
+
 def make_engine(reference: Reference, llm: FakeLlm, **fields: Any) -> VllmEngine:
-    config = {
-        "model_dir": str(reference.path), "context_tokens": 64, "slots": 8, "precision": "fast",
-        "max_lora_rank": 8, **fields,
-    }  # fmt: skip
+    config = config_of(reference, max_lora_rank=8, **fields)
     return VllmEngine(make_vllm(llm), read_settings(config))
 
 
@@ -160,9 +162,14 @@ def request(*, n: int = 1, max_tokens: int = 6, seed: int = 1) -> Request:
     return Request(prompt=np.arange(5), n=n, max_tokens=max_tokens, temperature=1.0, seed=seed)
 
 
+async def refused(engine: VllmEngine, asked: Request, said: list[str]) -> None:
+    with pytest.raises((ConfigError, MachineError)) as caught:
+        await engine.generate(asked)
+    said.append(str(caught.value))
+
+
 async def test_samples_have_their_log_probabilities_and_version(tied: Reference) -> None:
-    llm = FakeLlm()
-    llm.is_at_once = True
+    llm = FakeLlm(is_at_once=True)
     engine, one = make_engine(tied, llm, version=3), request(n=2)
     await engine.generate(one)
     for sample in one.samples:
@@ -205,19 +212,12 @@ async def test_a_cancelled_request_is_aborted_with_all_its_samples(tied: Referen
 async def test_a_refusal_of_vllm_is_one_line_and_its_siblings_are_aborted(tied: Reference) -> None:
     llm = FakeLlm()
     engine = make_engine(tied, llm)
-    failures: list[Exception] = []
-
-    async def ask() -> None:
-        try:
-            await engine.generate(request(n=2))
-        except ConfigError as error:
-            failures.append(error)
-
+    said = list[str]()
     async with anyio.create_task_group() as group:
-        group.start_soon(ask)
+        group.start_soon(refused, engine, request(n=2), said)
         await until(lambda: len(llm.queues) == 2)
         llm.queues[0].outputs.put_nowait(ValueError("too\nlong"))
-    assert [str(error) for error in failures] == ["vllm refused the request: too long"]
+    assert said == ["vllm refused the request: too long"]
     assert ("abort", llm.queues[1].request_id) in llm.calls
 
 
@@ -226,15 +226,8 @@ async def test_log_probabilities_that_are_not_finite_fail_the_request(tied: Refe
     engine = make_engine(tied, llm)
     flat = SimpleNamespace(start_indices=[0], logprobs=[float("nan")])
     output = SimpleNamespace(token_ids=[1], logprobs=flat, finish_reason="length")
-
-    async def ask() -> None:
-        try:
-            await engine.generate(request())
-        except MachineError as error:
-            said.append(str(error))
-
     async with anyio.create_task_group() as group:
-        group.start_soon(ask)
+        group.start_soon(refused, engine, request(), said)
         await until(lambda: len(llm.queues) == 1)
         llm.queues[0].outputs.put_nowait(SimpleNamespace(outputs=[output], finished=True))
     assert said == ["logits were not finite at policy version 0"]
@@ -326,8 +319,7 @@ async def test_weights_in_the_memory_of_a_trainer_are_checked_and_copied_there(
 async def test_full_weights_end_an_adapter(
     tied: Reference, newer: Reference, make_adapter: Callable[..., Reference]
 ) -> None:
-    llm = FakeLlm()
-    llm.is_at_once = True
+    llm = FakeLlm(is_at_once=True)
     engine = make_engine(tied, llm)
     await engine.load_weights(make_adapter(tied, r=4).path, version=1)
     await engine.load_weights(newer.path, version=2)
@@ -338,8 +330,7 @@ async def test_full_weights_end_an_adapter(
 async def test_half_written_weights_answer_nothing_until_the_next_load(
     tied: Reference, newer: Reference
 ) -> None:
-    llm = FakeLlm()
-    llm.is_at_once = True
+    llm = FakeLlm(is_at_once=True)
     engine, one = make_engine(tied, llm), request()
     llm.failure = RuntimeError("out of\nmemory")
     with pytest.raises(MachineError, match="failed to load it: out of memory"):
@@ -357,8 +348,7 @@ async def test_half_written_weights_answer_nothing_until_the_next_load(
 async def test_a_refused_adapter_changes_nothing(
     tied: Reference, make_adapter: Callable[..., Reference]
 ) -> None:
-    llm = FakeLlm()
-    llm.is_at_once = True
+    llm = FakeLlm(is_at_once=True)
     engine = make_engine(tied, llm)
     llm.failure = Exception("no such module")
     with pytest.raises(ConfigError, match="cannot serve the adapter: no such module"):
@@ -369,8 +359,7 @@ async def test_a_refused_adapter_changes_nothing(
 
 
 async def test_a_score_covers_the_tokens_of_the_completion_only(tied: Reference) -> None:
-    llm = FakeLlm()
-    llm.is_at_once = True
+    llm = FakeLlm(is_at_once=True)
     engine = make_engine(tied, llm)
     found = await engine.score(np.array([7, 8, 9]), np.array([10, 20]))
     assert found == [-0.1, -0.2]
@@ -411,12 +400,8 @@ async def test_sleep_and_wake_call_vllm(tied: Reference) -> None:
 async def test_the_child_answers_once_the_engine_is_ready_and_stops_it_with_the_server(
     tied: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = FakeLlm()
-    llm.is_at_once = True
-    config = {
-        "model_dir": str(tied.path), "context_tokens": 64, "slots": 8, "precision": "fast",
-        "stop_token_ids": [7],
-    }  # fmt: skip
+    llm = FakeLlm(is_at_once=True)
+    config = config_of(tied, stop_token_ids=[7])
     vllm = make_vllm(llm)
     monkeypatch.setattr("forge.serve.vllm.__main__.open_vllm", lambda _settings: vllm)
     monkeypatch.setattr("forge.serve.vllm.__main__.gc.freeze", lambda: None)
@@ -447,9 +432,7 @@ async def test_a_vllm_that_does_not_start_logs_the_reason_in_one_line(
 
     monkeypatch.setattr("forge.serve.vllm.__main__.open_vllm", fail)
     monkeypatch.setattr("forge.serve.vllm.__main__.os._exit", end)
-    config = {
-        "model_dir": str(tied.path), "context_tokens": 64, "slots": 8, "precision": "fast",
-    }  # fmt: skip
+    config = config_of(tied)
     child = make_app(config, read_settings(config))
     with pytest.raises(Ended, match="3"):
         await child.router.lifespan_context(child).__aenter__()

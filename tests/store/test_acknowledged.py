@@ -12,12 +12,7 @@ import pytest
 
 from forge.errors import MachineError
 from forge.records import Event, Status
-from forge.store.acknowledged import (
-    SLOT_BYTES,
-    Acknowledged,
-    Acknowledger,
-    read_acknowledged,
-)
+from forge.store.acknowledged import SLOT_BYTES, Acknowledged, Acknowledger, read_acknowledged
 from forge.store.layout import RunPaths
 from forge.store.reader import find_faults, open_run, refuse_damage
 from forge.store.resume import last_state, untrained_groups

@@ -127,9 +127,7 @@ async def copy_while_written(root: Path, copies: dict[str, Path]) -> None:
         assert size
 
 
-def test_a_copy_of_a_live_run_has_all_flushed_rows_if_its_wal_was_copied(
-    tmp_path: Path,
-) -> None:
+def test_a_copy_of_a_live_run_has_all_flushed_rows_if_its_wal_was_copied(tmp_path: Path) -> None:
     copies = {"": tmp_path / "whole-1", "-shm": tmp_path / "no-shm-1"}
     anyio.run(copy_while_written, tmp_path / "toy-1", copies)
     theirs = read_views(tmp_path / "toy-1")

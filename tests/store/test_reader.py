@@ -164,9 +164,7 @@ def test_a_run_is_analysed_through_sqlite_utils(roots: dict[str, Path], texts: s
         assert "@triton.jit" in next(iter(run.db["v_turns"].rows))["code"]
 
 
-def test_a_reader_sees_later_writers_after_a_second_reader_was_closed(
-    canned_run: RunPaths,
-):
+def test_a_reader_sees_later_writers_after_a_second_reader_was_closed(canned_run: RunPaths):
     with open_run(canned_run) as first:
         before = first.value("SELECT count(*) FROM events")
         with open_run(canned_run) as second:  # opening and closing it keeps the first one's locks

@@ -17,14 +17,7 @@ from forge.views.logs import (
     LogTail,
     compile_pattern,
 )
-from tests.tui.watching import (
-    check_snapshot,
-    press,
-    settle,
-    text_of,
-    unwrapped,
-    watching,
-)
+from tests.tui.watching import check_snapshot, press, settle, text_of, unwrapped, watching
 
 STAMP = "2026-11-21 18:08:31,313"
 

@@ -54,9 +54,7 @@ async def test_without_its_supervisor_the_run_is_shown_from_the_store(canned_run
         assert "judge-7" not in text_of(pilot)
 
 
-async def test_without_a_supervisor_turns_are_counted_instead_of_verdicts(
-    canned_run: RunPaths,
-):
+async def test_without_a_supervisor_turns_are_counted_instead_of_verdicts(canned_run: RunPaths):
     change(canned_run, f"UPDATE turns SET recorded_at = {NOW - 10}")
     write_status(canned_run, {"pid": os.getpid()})
     with open_run_lock(canned_run):

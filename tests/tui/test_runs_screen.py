@@ -9,14 +9,7 @@ import pytest
 from textual.pilot import Pilot
 
 from forge.store.layout import RunPaths
-from tests.tui.watching import (
-    check_snapshot,
-    press,
-    settle,
-    text_of,
-    unwrapped,
-    watching,
-)
+from tests.tui.watching import check_snapshot, press, settle, text_of, unwrapped, watching
 
 
 @pytest.fixture

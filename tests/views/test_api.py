@@ -16,14 +16,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views import rollouts
 from forge.views.api import Rows, Run
-from tests.store.storefactory import (
-    attempt,
-    group,
-    small_run,
-    timing,
-    turn,
-    write_run,
-)
+from tests.store.storefactory import attempt, group, small_run, timing, turn, write_run
 
 
 @pytest.fixture

@@ -96,25 +96,15 @@ def test_problems_are_won_and_lost_with_a_paired_interval(tmp_path: Path) -> Non
     before = {0: 0, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4}
     after = {0: 4, 1: 4, 2: 4, 3: 4, 4: 3, 5: 4}
     found = compared(tmp_path, made(before), made(after))
-    assert (found["score"]["a"], found["score"]["b"]) == (
-        pytest.approx(13 / 24),
-        pytest.approx(23 / 24),
-    )
-    assert (found["score"]["num_won"], found["score"]["num_lost"], found["score"]["num_even"]) == (
-        4,
-        1,
-        1,
-    )
-    difference = found["score"]["difference"]
+    score, difference = found["score"], found["score"]["difference"]
+    assert (score["a"], score["b"]) == pytest.approx((13 / 24, 23 / 24))
+    assert (score["num_won"], score["num_lost"], score["num_even"]) == (4, 1, 1)
     assert difference.value == pytest.approx(10 / 24)
     assert 0 < difference.low < difference.value < difference.high
     assert difference.is_clear
     first, last = found["problems"][0], found["problems"][-1]
-    assert (first["problem_id"], first["outcome"], first["difference"]) == (
-        "softmax-0004",
-        "lost",
-        -0.25,
-    )
+    assert (first["problem_id"], first["outcome"]) == ("softmax-0004", "lost")
+    assert first["difference"] == -0.25
     assert (last["problem_id"], last["outcome"]) == ("softmax-0000", "won")
     assert (last["correct_a"], last["num_a"], last["correct_b"], last["num_b"]) == (0, 4, 4, 4)
     assert [part["name"] for part in found["by_level"]] == ["level 1", "level 2"]
@@ -129,10 +119,8 @@ def test_scores_of_several_sources_are_apart(tmp_path: Path) -> None:
     for records in runs:
         records[-1] = replace(records[-1], detail={**records[-1].detail, "sources": sources})
     found = compared(tmp_path, *runs)
-    won = {
-        part["name"]: (part["score"]["num_won"], part["score"]["num_even"])
-        for part in found["by_source"]
-    }
+    scores = {part["name"]: part["score"] for part in found["by_source"]}
+    won = {name: (one["num_won"], one["num_even"]) for name, one in scores.items()}
     assert won == {"made": (1, 0), "my bench": (0, 1)}
     assert [part["name"] for part in found["by_level"]] == ["made level 1", "my bench level 2"]
 
@@ -141,17 +129,9 @@ def test_a_run_does_not_differ_from_itself(canned_run: RunPaths) -> None:
     with open_run(canned_run) as a, open_run(canned_run) as b:
         found = compare(a, b)
     assert found["config"] == []
-    assert (
-        found["score"]["difference"].value
-        == found["score"]["num_won"]
-        == found["score"]["num_lost"]
-        == 0
-    )
-    assert {curve["name"] for curve in found["curves"]} >= {
-        "reward",
-        "pass_rate",
-        "train/loss/mean",
-    }
+    score, names = found["score"], {curve["name"] for curve in found["curves"]}
+    assert score["difference"].value == score["num_won"] == score["num_lost"] == 0
+    assert names >= {"reward", "pass_rate", "train/loss/mean"}
     for curve in found["curves"]:
         assert curve["a"] == curve["b"]
         assert all(point["a"] == point["b"] for point in curve["at"])
@@ -229,18 +209,13 @@ def test_different_settings_and_machines_are_listed(tmp_path: Path) -> None:
 
 def test_speed_is_compared_on_one_device_only(tmp_path: Path) -> None:
     solved = dict.fromkeys(range(6), 4)
-    found = compared(
-        tmp_path,
-        made(solved, speed=timing(1.5), device="H100"),
-        made(solved, speed=timing(3.0), device="H100"),
-    )
+    slow = made(solved, speed=timing(1.5), device="H100")
+    found = compared(tmp_path, slow, made(solved, speed=timing(3.0), device="H100"))
     assert found["a"]["devices"] == ["H100"]
-    part = found["by_level"][0]
-    assert (part["speed"].value, part["speed"].low, part["speed"].high) == pytest.approx(
-        (1.0, 1.0, 1.0)
-    )
+    speed = found["by_level"][0]["speed"]
+    assert (speed.value, speed.low, speed.high) == pytest.approx((1.0, 1.0, 1.0))
     other = made(solved, speed=timing(3.0), device="H200")
-    elsewhere = compared(tmp_path / "x", made(solved, speed=timing(1.5), device="H100"), other)
+    elsewhere = compared(tmp_path / "x", slow, other)
     assert elsewhere["by_level"][0]["speed"] is None
     assert elsewhere["score"] is not None
 
@@ -253,12 +228,10 @@ def test_each_part_that_cannot_be_compared_has_a_note(tmp_path: Path) -> None:
     ]
     assert (nothing["score"], nothing["curves"], nothing["problems"]) == (None, [], [])
     late = compared(tmp_path / "5", made({0: 1}, num_steps=1), made({0: 1}, num_steps=3)[:-5])
-    assert late["notes"] == [
-        "b-1 has no evaluation after at most 1 steps: no problems won or lost",
-    ]
+    assert late["notes"] == ["b-1 has no evaluation after at most 1 steps: no problems won or lost"]
     others = compared(tmp_path / "2", made({0: 1, 1: 1}), made({2: 1}))
     assert others["notes"] == [
-        "no problem in common: a-1 evaluated softmax-0000 and 1 more, b-1 softmax-0002",
+        "no problem in common: a-1 evaluated softmax-0000 and 1 more, b-1 softmax-0002"
     ]
     some = compared(tmp_path / "3", made({0: 1, 1: 1}), made({1: 1, 2: 1, 3: 1}))
     assert some["notes"] == ["1 problems in common, of 2 and 3 evaluated"]

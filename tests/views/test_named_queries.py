@@ -19,15 +19,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.report.charts import TERMS
 from forge.views.sql import QUERIES
-from tests.store.storefactory import (
-    attempt,
-    evaluation,
-    group,
-    problem,
-    timing,
-    turn,
-    write_run,
-)
+from tests.store.storefactory import attempt, evaluation, group, problem, timing, turn, write_run
 
 NOT_TIMED = "judge-noise"
 """A query without rows here: a quickstart has no GPU, so no kernel was timed."""

@@ -62,11 +62,7 @@ def live(tmp_path: Path) -> RunPaths:
     playing = GroupStart(
         group_id=3, problem_id="softmax-0000", purpose=Purpose.TRAIN, stage=1, step=2
     )
-    seen = {
-        **evaluation("eval-0").detail,
-        "num_trained_problems": 1,
-        **PARTS,
-    }
+    seen = {**evaluation("eval-0").detail, "num_trained_problems": 1, **PARTS}
     records = [
         attempt(),
         problem(),
@@ -110,18 +106,17 @@ def show_json(paths: RunPaths) -> str:
         return json.dumps(load_show(reader))
 
 
-def console(paths: RunPaths) -> str:
-    progress = Progress(run="toy-1", num_stages=2)
+def progress_of(paths: RunPaths) -> Progress:
     with open_run(paths) as reader:
-        progress.played = load_played_steps(reader, stage=1)
-    return plain_line(progress)
+        return Progress(run="toy-1", num_stages=2, played=load_played_steps(reader, stage=1))
+
+
+def console(paths: RunPaths) -> str:
+    return plain_line(progress_of(paths))
 
 
 def status_file(paths: RunPaths) -> str:
-    progress = Progress(run="toy-1", num_stages=2)
-    with open_run(paths) as reader:
-        progress.played = load_played_steps(reader, stage=1)
-    return json.dumps(progress.snapshot())
+    return json.dumps(progress_of(paths).snapshot())
 
 
 def monitor(paths: RunPaths) -> str:

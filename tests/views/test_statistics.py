@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.records import End, Evaluation, Group, Purpose, Status, Trajectory
+from forge.records import End, Evaluation, Group, Problem, Purpose, Status, Trajectory
 from forge.store.reader import open_run
 from forge.views.run_state import parts_label, words_of
 from forge.views.statistics import (
@@ -48,8 +48,8 @@ def played(
     )
 
 
-def evaluate(*groups: Group) -> Evaluation:
-    return evaluate_groups(groups, PROBLEMS, stage="eval-0", step=0, version=1, max_turns=2, at=5.0)
+def evaluate(*groups: Group, of: list[Problem] = PROBLEMS) -> Evaluation:
+    return evaluate_groups(groups, of, stage="eval-0", step=0, version=1, max_turns=2, at=5.0)
 
 
 def described(result: Evaluation) -> dict[str, Any]:
@@ -76,10 +76,7 @@ def test_the_order_in_which_groups_end_has_no_effect() -> None:
         for number, each in enumerate(problems)
         for rows in [[[GOOD if number % 3 else BAD]] * (1 + number % 2) + [[BAD]]]
     ]
-    one, other = (
-        evaluate_groups(each, problems, stage="eval-0", step=0, version=1, max_turns=2, at=5.0)
-        for each in (groups, groups[::-1])
-    )
+    one, other = (evaluate(*each, of=problems) for each in (groups, groups[::-1]))
     assert asdict(one) == asdict(other)
     assert 0 < one.ci_low < one.ci_high < 1
 
@@ -155,18 +152,14 @@ def test_levels_of_several_sources_are_not_mixed() -> None:
     ]
     groups = [played(0, [[GOOD]] * 2), played(1, [[BAD], [GOOD]], 1)]
     groups = [replace(g, problem_id=p.problem_id) for g, p in zip(groups, problems, strict=True)]
-    detail = evaluate_groups(
-        groups, problems, stage="eval-0", step=0, version=1, max_turns=1, at=5.0
-    ).detail
+    detail = evaluate(*groups, of=problems).detail
     rates = {name: part["pass_at_1"] for name, part in detail["by_source"].items()}
     assert rates == {"made": 1.0, "my bench": 0.5}
     assert set(detail["by_level"]) == {"made 1", "my bench 2"}
     assert parts_label(detail) == "made 100.0 %; my bench 50.0 %"
     assert detail["sources"] == {one.problem_id: one.origin for one in problems}
     groups[0] = replace(played(0, [[NONE]] * 2), problem_id=problems[0].problem_id)
-    detail = evaluate_groups(
-        groups, problems, stage="eval-0", step=0, version=1, max_turns=1, at=5.0
-    ).detail
+    detail = evaluate(*groups, of=problems).detail
     assert parts_label(detail) == "my bench 50.0 %", "no problem of the other was judged"
 
 
@@ -174,11 +167,7 @@ def test_parts_are_by_family_level_and_turn() -> None:
     result = evaluate(played(0, [[GOOD], [BAD, GOOD]]), played(1, [[Status.COMPILE_ERROR]] * 2, 1))
     families = result.detail["by_family"]
     assert families["softmax"]["pass_at_1"] == 0.5
-    assert families["matmul"] == families["matmul"] | {
-        "num": 2,
-        "pass_at_1": 0.0,
-        "compile_rate": 0.0,
-    }
+    assert families["matmul"].items() >= {"num": 2, "pass_at_1": 0.0, "compile_rate": 0.0}.items()
     assert set(result.detail["by_level"]) == {"1", "2"}
     assert result.detail["by_source"] == {}
     assert result.detail["by_turn"]["1"]["num"] == 1

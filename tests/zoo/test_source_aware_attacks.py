@@ -51,7 +51,7 @@ RIGHT_ON_A_CARD = {"exp_bits", "sin_bits"}
 """They tell an exact evaluator by the last bit, which an H100 has as well: there they compute."""
 
 UNKNOWN_ON_A_CARD = {
-    *("order_of_cat", "false_assertion", "number_as_an_argument", "neighbour_without_barrier"),
+    *("order_of_cat", "false_assertion", "number_as_an_argument", "neighbour_without_barrier")
 }
 """A card's compiler may leave elements in their order, our executor strips assertions, numbers
 among the arguments stay as they are there, and a race need not show."""

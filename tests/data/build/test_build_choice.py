@@ -13,14 +13,7 @@ from forge.data.build.choice import Choice, HeldoutProblems
 from forge.data.build.near import PERMUTATIONS, Families, SignatureIndex, signature, similarity
 from forge.data.build.steps import Prepared, RowSteps, Step, parse
 from forge.errors import ConfigError
-from tests.data.build.samples import (
-    MODULE,
-    build_of,
-    likeness,
-    make_rows,
-    trinity_row,
-    write_jsonl,
-)
+from tests.data.build.samples import MODULE, build_of, likeness, make_rows, trinity_row, write_jsonl
 from tests.examples import examples
 from tests.prompting import PROMPTS
 

@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.evalpool.attacks.attacking import (
-    LINEAR,
-    PRODUCT,
-    RELU,
-    SOFTMAX,
-    SUM,
-    Problem,
-    attack,
-)
+from tests.evalpool.attacks.attacking import LINEAR, PRODUCT, RELU, SOFTMAX, SUM, Problem, attack
 from tests.evalpool.attacks.sources import model
 
 FC = "self.fc = torch.nn.Linear(128, 128)"

@@ -13,10 +13,7 @@ from tests.evalpool.attacks.sources import model
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts back what the candidates below replace: a capture's child would have ended."""
-    for owner, name in (
-        (Recorder, "__torch_dispatch__"),
-        (time, "perf_counter"),
-    ):
+    for owner, name in ((Recorder, "__torch_dispatch__"), (time, "perf_counter")):
         monkeypatch.setattr(owner, name, getattr(owner, name))
 
 

@@ -1,14 +1,7 @@
 """Autotuners of a candidate become choices, and an answer fixes the winner."""
 
 from forge.evalpool.judge.program.format import Choice, Launch
-from tests.evalpool.capture.capturing import (
-    HEADER,
-    captured,
-    choices,
-    launches,
-    launches_in,
-    uses,
-)
+from tests.evalpool.capture.capturing import HEADER, captured, choices, launches, launches_in, uses
 
 TUNED = (
     HEADER

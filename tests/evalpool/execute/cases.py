@@ -107,12 +107,7 @@ def matmul(size: int = 2048, *, is_fixed: bool = False) -> Case:
         made.nodes.append(Choice(alternatives=tuple(alternatives)))
     x = torch.randn(size, size, device=DEVICE, dtype=torch.float16)
     y = torch.randn(size, size, device=DEVICE, dtype=torch.float16)
-    return Case(
-        made=made,
-        program=made.done(out),
-        inputs=[x, y],
-        expected=lambda x, y: [x @ y],
-    )
+    return Case(made=made, program=made.done(out), inputs=[x, y], expected=lambda x, y: [x @ y])
 
 
 def described(rows: int = 4096, columns: int = 4096) -> Case:

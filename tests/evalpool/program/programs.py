@@ -122,10 +122,7 @@ def build(
 def addition() -> Program:
     """`y = add(x)` by one launch with a scalar, line 31."""
     return build(
-        inputs=[(4, 8)],
-        buffers=[(4, 8)],
-        forward=[launch(0, "t0", "t1", 32, line=31)],
-        outputs=[1],
+        inputs=[(4, 8)], buffers=[(4, 8)], forward=[launch(0, "t0", "t1", 32, line=31)], outputs=[1]
     )
 
 

@@ -231,10 +231,7 @@ def holding(values: list[int], dtype: str = "int32", *, size: int = 64, read: st
     held = Tensor(storage=len(one.storages), offset=0, shape=(2,), strides=(1,), dtype=dtype)
     storage = Storage(num_bytes=len(content), origin=Origin.CONSTANT)
     return dataclasses.replace(
-        one,
-        tensors=(*tensors, held),
-        storages=(*one.storages, storage),
-        constants=(content,),
+        one, tensors=(*tensors, held), storages=(*one.storages, storage), constants=(content,)
     )
 
 

@@ -158,10 +158,7 @@ def test_a_lock_needs_no_more_than_two_instances_at_once() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "%n = tt.bitcast %x : !tt.ptr<f32> -> i64",
-        "%n = arith.cmpi ult, %x, %y : !tt.ptr<f32>",
-    ],
+    ["%n = tt.bitcast %x : !tt.ptr<f32> -> i64", "%n = arith.cmpi ult, %x, %y : !tt.ptr<f32>"],
 )
 def test_an_address_is_no_number(line: str) -> None:
     """Triton's verifier refuses both; text of a child that was taken over may have them."""

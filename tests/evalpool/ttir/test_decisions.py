@@ -43,8 +43,7 @@ EQUAL = "arith.cmpf oeq, %w, %c : tensor<16xf32>"
 
 
 @pytest.mark.parametrize(
-    ("x", "is_open"),
-    [([1.0] * 10, True), ([1.5] * 10, True), ([1.0] * 9 + [1.5], False)],
+    ("x", "is_open"), [([1.0] * 10, True), ([1.5] * 10, True), ([1.0] * 9 + [1.5], False)]
 )
 def test_a_condition_by_data_is_open_until_both_sides_are_taken(
     x: list[float], is_open: bool

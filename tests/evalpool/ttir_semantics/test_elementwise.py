@@ -313,11 +313,7 @@ def test_bits_survive_a_bitcast_and_back(name: str) -> None:
     assert (back[number] == codes[number]).all()
 
 
-TORCH = {
-    "f16": torch.float16,
-    "bf16": torch.bfloat16,
-    "f8E5M2": torch.float8_e5m2,
-}
+TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f8E5M2": torch.float8_e5m2}
 """Formats in which torch does not saturate, in any of its versions."""
 
 

@@ -130,10 +130,7 @@ def test_a_kernel_computes_in_float64(
     assert torch.allclose(found, function(X.double()), rtol=1e-13, atol=1e-13)
 
 
-ROUND = [
-    "%h = arith.truncf %x : TYPE to HALF",
-    "%y = arith.extf %h : HALF to TYPE",
-]
+ROUND = ["%h = arith.truncf %x : TYPE to HALF", "%y = arith.extf %h : HALF to TYPE"]
 
 
 def test_a_cast_to_half_precision_stays_in_a_float32_problem_and_goes_in_a_half_one() -> None:

@@ -131,10 +131,7 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     ("is_renamed", "is_made_again"), [(True, False), (False, False), (True, True)]
 )
 async def test_a_run_whose_directory_is_moved_or_deleted_stops_with_3(
-    supervised: Supervised,
-    is_renamed: bool,
-    is_made_again: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    supervised: Supervised, is_renamed: bool, is_made_again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`is_made_again`: by a trainer, which writes a checkpoint by its path."""
     killed: list[bool] = []

@@ -158,8 +158,7 @@ async def test_a_webhook_gets_the_json_and_its_url_may_come_from_a_variable(
 
 
 @pytest.mark.parametrize(
-    ("keys", "line"),
-    [({"status": 500}, "HTTP 500"), ({"delay_s": 1.5}, "ReadTimeout")],
+    ("keys", "line"), [({"status": 500}, "HTTP 500"), ({"delay_s": 1.5}, "ReadTimeout")]
 )
 async def test_a_failed_webhook_is_reported_without_its_secret(
     paths: RunPaths, keys: dict[str, Any], line: str
