@@ -14,6 +14,7 @@ import torch
 from forge.data.harvest.kernelbench import marks
 from forge.data.harvest.sizes import replaced
 from forge.data.harvest.sources.compositions.draw import (
+    MAX_ELEMENTS,
     compose,
     convolution,
     open_compositions,
@@ -77,6 +78,15 @@ def test_compositions_differ_in_operations_and_in_how_they_are_written(tmp_path:
     texts = [one.text for one in made]
     for habit in ('"""', "F.", "nn.functional.", "super(Model, self)", ": torch.Tensor", "    # "):
         assert 5 < sum(habit in text for text in texts) < 95, habit
+
+
+def test_a_transposed_convolution_of_volumes_fits_a_card() -> None:
+    """Its batch alone, of two at least, does not bound what eight times as many places take."""
+    for drawn in (240, 578, 1200, 1456):
+        made = compose(31337, drawn)
+        assert any(name.startswith("conv_transpose3d") for name in made.ops)
+        [found] = run(replaced(made.text, made.large), device="meta")
+        assert found.numel() <= MAX_ELEMENTS, made.large
 
 
 def test_a_pool_is_never_larger_than_the_image_that_it_moves_over() -> None:

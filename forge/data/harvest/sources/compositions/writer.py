@@ -148,8 +148,8 @@ class SizeDraw:
     """
 
     def __init__(self, key: str, *, is_other: bool = False, factor: float = 0.0) -> None:
-        self.is_large = factor > 0
-        self._rng, self._moves = Random(f"{key}/{self.is_large}"), Random(f"{key}/moves")
+        self._is_large = factor > 0
+        self._rng, self._moves = Random(f"{key}/{self._is_large}"), Random(f"{key}/moves")
         self._is_other, self._factor = is_other, factor
 
     def draw(self, letter: str, *, is_volume: bool) -> Dim:
@@ -158,12 +158,12 @@ class SizeDraw:
         kind = vocabulary()["sizes"][letter]
         least = kind["small"][0]
         first, last, step = kind.get("volume", kind["small"]) if is_volume else kind["small"]
-        choices = kind["large"] if self.is_large else range(first, last + 1, step)
+        choices = kind["large"] if self._is_large else range(first, last + 1, step)
         place = self._rng.randrange(len(choices))
         if self._is_other:
             place = (place + self._moves.randrange(1, len(choices))) % len(choices)
         size = choices[place]
-        if self.is_large and letter in ("B", "M"):
+        if self._is_large and letter in ("B", "M"):
             size = max(2, round(size * self._factor))
         return Dim("", size, least, kind.get("multiple", 1))
 
@@ -283,12 +283,10 @@ class ModuleWriter:
         return replace(drawn, text=name)
 
     def halved(self, dim: Dim) -> Dim:
-        """A constant of the module as half of what was drawn, unless for a card."""
-        size, least = dim.size, (dim.least + 1) // 2  # structure is the same for a card
-        if not self._draw.is_large:
-            self.sizes[dim.text] = size = (size + 1) // 2
-            self.constants[dim.text] = str(size)
-        return replace(dim, size=size, least=least)
+        """A constant of the module as half of what was drawn."""
+        self.sizes[dim.text] = size = (dim.size + 1) // 2
+        self.constants[dim.text] = str(size)
+        return replace(dim, size=size, least=(dim.least + 1) // 2)
 
     def input(
         self, dims: Sequence[Dim], *, kind: str = "", name: str = "", below: Dim | None = None
