@@ -226,8 +226,7 @@ def check_problems(
     """Find problems that cannot be judged, or that reward an answer that does less than asked."""
     require_linux()
     from forge.adapters.pools import JudgeSettings
-    from forge.commands.judge import problems as view
-    from forge.commands.judge.judge import parse_overrides, parse_shapes
+    from forge.commands.judge import judge as view
     from forge.config.keys import one_of
     from forge.config.schema import Dtype, RowFormat
 
@@ -235,13 +234,13 @@ def check_problems(
     found = view.check_path(
         path,
         settings=settings,
-        overrides=parse_overrides(overrides or ()),
-        shapes=parse_shapes(shapes or ()),
+        overrides=view.parse_overrides(overrides or ()),
+        shapes=view.parse_shapes(shapes or ()),
         precision=one_of("--precision", precision, Dtype),
         chosen=chosen,
         row_format=one_of("--format", format, RowFormat),
     )
-    print_json(view.to_json(found)) if as_json else print_rich(view.render(found))
+    print_json(view.examined_json(found)) if as_json else print_rich(view.render_examined(found))
     if not all(each.is_usable for each in found):
         raise typer.Exit(2)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from forge import cli
-from forge.commands.judge import problems
-from forge.commands.judge.judge import parse_overrides
+from forge.commands.judge.judge import examined, parse_overrides
 from forge.errors import ConfigError
 from forge.records.examination import Examination, Flag
 
@@ -98,7 +97,7 @@ def test_the_summary_counts_unjudgeable_problems_by_their_first_unusable_flag():
     flags = [{}, {Flag.IDENTITY: ""}, {Flag.SLOW: ""}, {Flag.NON_FINITE: "", Flag.CRASH: ""}]
     flags.append({Flag.SLOW: "", Flag.CRASH: ""})
     found = [Examination(problem_id=str(n), flags=each) for n, each in enumerate(flags)]
-    assert problems.summary(found) == (
+    assert examined(found) == (
         "5 problems: 1 can be trained on, 1 would reward an answer that does less than asked, "
         "3 unjudgeable (2 slow, 1 crash)"
     )
