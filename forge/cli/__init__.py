@@ -11,7 +11,7 @@ import sys
 from io import TextIOWrapper
 
 # isort: off
-from forge.cli import running, judging, engines, results, exporting, data, installation
+from forge.cli import running, judging, results, exporting, data, installation
 from forge.cli.options import app, opened
 
 # isort: on
@@ -19,7 +19,7 @@ from forge.errors import ConfigError, Stopped
 
 __all__ = ["app", "main", "run_command"]
 
-COMMANDS = (running, judging, engines, results, exporting, data, installation)
+COMMANDS = (running, judging, results, exporting, data, installation)
 """Modules that add their commands to the app when imported, in the order of --help."""
 
 
