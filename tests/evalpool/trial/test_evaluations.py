@@ -13,7 +13,7 @@ import pytest
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.children import kept as kept_children
+from forge.evalpool.judge.children import spawner
 from forge.evalpool.judge.children.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.trial import cpu_trial
 from forge.evalpool.judge.trial.cpu_trial import CpuMemory, EvaluatorRunner
@@ -132,7 +132,7 @@ def test_a_child_that_was_silent_serves_nobody_else(served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("module", "bound", "value", "count"),
-    [(kept_children, "MAX_SERVED", 2, 4), (cpu_trial, "MAX_KEPT_BYTES", 1000, 2)],
+    [(spawner, "MAX_SERVED", 2, 4), (cpu_trial, "MAX_KEPT_BYTES", 1000, 2)],
 )
 def test_a_child_serves_a_bounded_number_of_candidates_and_keeps_bounded_memory(
     served: Served,
