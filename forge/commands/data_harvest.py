@@ -50,8 +50,10 @@ from forge.data.chat import ChatTemplate
 from forge.data.harvest.closure import TOO_DEEP
 from forge.data.harvest.harvested import (
     CARD,
+    HELDOUT_SIMILARITY,
     HarvestCounts,
     Harvested,
+    Sieve,
     Summary,
     conversations,
     key_of,
@@ -59,7 +61,6 @@ from forge.data.harvest.harvested import (
     write_card,
 )
 from forge.data.harvest.records import Found, HarvestSource, Rejected
-from forge.data.harvest.sieve import HELDOUT_SIMILARITY, Sieve
 from forge.data.harvest.sizes import SizeGroup, replaced, size_groups
 from forge.data.harvest.sources import open_sources
 from forge.data.mistakes import broken

@@ -151,17 +151,15 @@ def answer_source(
     forward: Sequence[str],
     args: str = "x",
     parameters: Parameters = NO_PARAMETERS,
-    constants: Sequence[str] = ("BLOCK",),
 ) -> str:
-    """An answer file: one kernel with its `constants`, and the ModelNew that launches it."""
-    declared = ", ".join(f"{name}: tl.constexpr" for name in constants)
+    """An answer file: one kernel with its constant `BLOCK`, and the ModelNew that launches it."""
     return f"""import torch
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def kernel({kernel_args}, {declared}):
+def kernel({kernel_args}, BLOCK: tl.constexpr):
 {_indent(kernel, 4)}
 
 

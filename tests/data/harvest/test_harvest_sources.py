@@ -10,9 +10,9 @@ import pytest
 from forge.data import mistakes
 from forge.data.build.choice import HeldoutProblems
 from forge.data.harvest.closure import Closure, Library
+from forge.data.harvest.harvested import Sieve, fault_of
 from forge.data.harvest.kernelbench import FILE, SAMPLE, mark, operations_of
 from forge.data.harvest.records import Found, Rejected
-from forge.data.harvest.sieve import Sieve, fault_of
 from forge.data.harvest.sizes import replaced, size_groups
 from forge.data.harvest.sources import open_sources
 from forge.errors import ConfigError

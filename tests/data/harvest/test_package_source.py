@@ -12,11 +12,10 @@ import torch
 from forge.data.harvest.arguments import configuration
 from forge.data.harvest.closure import Closure, Library
 from forge.data.harvest.records import Found
-from forge.data.harvest.sources import modules, open_sources
+from forge.data.harvest.sources import modules, open_sources, samples
 from forge.data.harvest.sources.modules import ModuleTree, open_package
-from forge.data.harvest.sources.samples import source
+from forge.data.harvest.sources.samples import open_samples
 from forge.data.harvest.sources.samples.child import layer_problem, operation_problem
-from forge.data.harvest.sources.samples.source import open_samples
 from forge.data.problem_files import parse_source
 from forge.errors import ConfigError
 
@@ -153,5 +152,5 @@ def test_files_of_the_working_directory_are_not_imported(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('the wrong torch')\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(source, "CHILD", "torch.version")
+    monkeypatch.setattr(samples, "CHILD", "torch.version")
     assert list(open_samples("").read("0")) == []

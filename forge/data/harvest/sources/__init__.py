@@ -9,7 +9,7 @@ from pathlib import Path
 from forge.data.harvest.records import HarvestSource
 from forge.data.harvest.sources.compositions.draw import open_compositions
 from forge.data.harvest.sources.modules import ModuleTree, Paritybench, open_package, open_rows
-from forge.data.harvest.sources.samples.source import open_samples
+from forge.data.harvest.sources.samples import open_samples
 from forge.errors import ConfigError
 
 OPENERS: dict[str, Callable[[str], HarvestSource]] = {

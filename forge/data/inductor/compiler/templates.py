@@ -130,7 +130,7 @@ def _grouped(names: _Axes, *, is_transposed: bool) -> list[str]:
     shared = [" // {{GROUPS}}", ""]
     grouped = "{{'group * %s + ' if GROUPS > 1 else ''}}"
     channel, column = grouped % "in_channels", grouped % "out_channels"
-    reading, inside = _reading(names, "tap", is_transposed)
+    reading, inside = _reading(names, is_transposed)
     if is_transposed:
         weight = (
             f"(({channel}k[:, None] // ({taps})) * out_channels + columns) * ({taps})"
@@ -198,7 +198,7 @@ def _each(
     *, is_transposed: bool = False,
 ) -> list[str]:  # fmt: skip
     """Lines of a window over each channel."""
-    reading, inside = _reading(names, "tap", is_transposed)
+    reading, inside = _reading(names, is_transposed)
     lines, rest = _positions(names, "index")
     return [
         *_sides(names),
@@ -251,11 +251,10 @@ def _positions(names: str, index: str) -> tuple[list[str], str]:
     return lines, index
 
 
-def _reading(names: _Axes, tap: str, is_transposed: bool) -> tuple[list[str], str]:
+def _reading(names: _Axes, is_transposed: bool) -> tuple[list[str], str]:
     """Lines that find the input of a tap, and the conditions for it: the same for all convolutions
     of a kind, whose kernel, stride, padding and dilation stand in the launch."""
-    lines: list[str] = []
-    inside: list[str] = []
+    tap, lines, inside = "tap", list[str](), list[str]()
     for n in reversed(names):
         kernel, stride, padding, dilation = (names.number(one, n) for one in WINDOW)
         offset = f"{tap} % {kernel} * {dilation}"
