@@ -18,8 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from forge.train.checkpoints import checkpoint_dir, find_resume_point
 from forge.train.trainer.child import saving
-from forge.train.trainer.child.card import SharedCard
-from forge.train.trainer.child.parallel import World
+from forge.train.trainer.child.parallel import SharedCard, World
 
 STEPS = 3
 

@@ -102,7 +102,7 @@ def test_torchs_own_kernel_shares_prefixes(
 def test_the_numbers_of_a_full_gpu_are_those_of_the_gpu() -> None:
     import torch
 
-    from forge.train.trainer.child.card import reported_when_full
+    from forge.train.trainer.child.parallel import reported_when_full
 
     reported: list[dict[str, Any]] = []
     control: Any = SimpleNamespace(failed=lambda **numbers: reported.append(numbers))

@@ -156,7 +156,7 @@ def test_a_gpu_too_full_to_join_the_other_ranks_is_reported(
 def test_a_full_gpu_is_reported_whichever_library_could_not_allocate(
     text: str, is_reported: bool
 ) -> None:
-    from forge.train.trainer.child.card import reported_when_full
+    from forge.train.trainer.child.parallel import reported_when_full
 
     reported: list[dict[str, Any]] = []
     control: Any = SimpleNamespace(failed=lambda **numbers: reported.append(numbers))
@@ -169,7 +169,7 @@ def test_a_full_gpu_is_reported_whichever_library_could_not_allocate(
 
 
 def test_a_gpu_too_full_for_a_context_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge.train.trainer.child.card import reported_when_full
+    from forge.train.trainer.child.parallel import reported_when_full
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", get_no_context)

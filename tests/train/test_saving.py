@@ -59,8 +59,7 @@ def test_a_run_killed_in_a_save_continues_the_last_whole_checkpoint_on_any_numbe
 
 
 def alone() -> Any:
-    from forge.train.trainer.child.card import SharedCard
-    from forge.train.trainer.child.parallel import World
+    from forge.train.trainer.child.parallel import SharedCard, World
     from forge.train.trainer.child.saving import Checkpoints
 
     return Checkpoints(World(), SharedCard(None), is_sharded=False)

@@ -11,7 +11,7 @@ import pytest
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import Stalled
 from forge.process.gpu_locks import GpuLease
-from forge.train.trainer.child import card
+from forge.train.trainer.child import parallel
 from tests.train.samples import make_samples
 from tests.train.trained import OneBatch, grpo_trainer, settings_of
 
@@ -23,7 +23,7 @@ CARD = "GPU-1234"
 @pytest.fixture
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuLease:
     """The other side of the same lock."""
-    monkeypatch.setattr(card, "GpuLease", partial(GpuLease, folder=tmp_path))
+    monkeypatch.setattr(parallel, "GpuLease", partial(GpuLease, folder=tmp_path))
     return GpuLease(CARD, folder=tmp_path)
 
 
@@ -36,7 +36,7 @@ def is_free(judge: GpuLease) -> bool:
 
 
 def test_a_judge_waits_only_while_the_card_is_held(judge: GpuLease) -> None:
-    held = card.SharedCard(CARD)
+    held = parallel.SharedCard(CARD)
     assert is_free(judge)
     held.take()
     held.take()
@@ -49,7 +49,7 @@ def test_a_judge_waits_only_while_the_card_is_held(judge: GpuLease) -> None:
 
 
 def test_a_card_that_is_not_shared_is_not_locked(judge: GpuLease) -> None:
-    with card.SharedCard(None).taken():
+    with parallel.SharedCard(None).taken():
         assert is_free(judge)
 
 

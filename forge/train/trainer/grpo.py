@@ -31,7 +31,6 @@ from trl.trainer.utils import use_adapter
 
 from forge.records import Sample
 from forge.train.batch import read_batch
-from forge.train.trainer.child.card import take_peak_bytes
 from forge.train.trainer.child.control import (
     StepOrders,
     StopFlag,
@@ -39,7 +38,7 @@ from forge.train.trainer.child.control import (
     TakenBatch,
     open_stage,
 )
-from forge.train.trainer.child.parallel import World
+from forge.train.trainer.child.parallel import World, take_peak_bytes
 from forge.train.trainer.child.settings import TrainerSettings, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter, StageTrainer
 from forge.train.trainer.model.load import load_base, load_model

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from forge.train.trainer.child.card import take_peak_bytes
 from forge.train.trainer.child.control import StopFlag, SupervisorClient, open_stage
+from forge.train.trainer.child.parallel import take_peak_bytes
 from forge.train.trainer.child.settings import TrainerSettings, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter, StageTrainer
 from forge.train.trainer.model.load import load_model

@@ -25,8 +25,7 @@ from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.ask import Answer, error_message, send_blocking
 from forge.train.checkpoints import require_whole
 from forge.train.handle import FAILURE
-from forge.train.trainer.child.card import reported_when_full
-from forge.train.trainer.child.parallel import join_process_group
+from forge.train.trainer.child.parallel import join_process_group, reported_when_full
 from forge.train.trainer.child.settings import TrainerSettings
 
 logger = logging.getLogger(__name__)

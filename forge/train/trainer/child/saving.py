@@ -40,8 +40,7 @@ from forge.process.machine import read_memory
 from forge.train.checkpoints import STAGING, put_in_place, write_manifest
 
 if TYPE_CHECKING:
-    from forge.train.trainer.child.card import SharedCard
-    from forge.train.trainer.child.parallel import World
+    from forge.train.trainer.child.parallel import SharedCard, World
 
 
 class Background:

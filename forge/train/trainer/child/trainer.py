@@ -36,9 +36,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from forge.errors import ConfigError
 from forge.train.checkpoints import checkpoint_dir
-from forge.train.trainer.child.card import SharedCard
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
-from forge.train.trainer.child.parallel import World
+from forge.train.trainer.child.parallel import SharedCard, World
 from forge.train.trainer.child.saving import Checkpoints, Trained
 from forge.train.trainer.child.settings import TrainerSettings, uses_fsdp
 from forge.train.trainer.packed import sequences
