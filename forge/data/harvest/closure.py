@@ -379,7 +379,7 @@ class Closure:
             scope = self._scopes.get(key[0], _Scope())
             file = self._library.file(key[0])
             assert file is not None
-            for name in sorted(file.used_by(key[1]), key=lambda n: file.order.get(n, -1)):
+            for name in sorted(file.used_by(key[1]), key=lambda n: (file.order.get(n, -1), n)):
                 if (other := scope.keys.get(name)) is not None:
                     visit(other)
             done.append(key)

@@ -48,6 +48,19 @@ class Block(nn.Module):
 """
 
 
+def test_imported_definitions_stand_in_one_order(tmp_path: Path) -> None:
+    names = [f"part{letter}" for letter in "hcfagbdeij"]
+    made = "\n\n".join(f"def {name}(x):\n    return x" for name in sorted(names))
+    (tmp_path / "parts.py").write_text(made + "\n")
+    used = " + ".join(f"{name}(x)" for name in names)
+    (tmp_path / "m.py").write_text(
+        f"from torch import nn\nfrom parts import {', '.join(names)}\n\n\n"
+        f"class Block(nn.Module):\n    def forward(self, x):\n        return {used}\n"
+    )
+    found = [ast.unparse(one) for one in Closure(Library(tmp_path), "m", "Block").definitions]
+    assert [text[4:9] for text in found if text.startswith("def part")] == sorted(names)
+
+
 def test_a_configuration_has_the_fields_that_the_class_and_its_parts_read(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(MODULE)
     closure = Closure(Library(tmp_path), "m", "Block")
