@@ -39,9 +39,8 @@ from forge.process.machine import collect_less_often, total_memory_bytes, use_on
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
 from forge.records import Attempt, AttemptEnd
 from forge.runner.control import ControlServer, serve_control
-from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Console, Progress
-from forge.runner.live.stopping import StopRequest, watch_signals
+from forge.runner.live.stopping import StopRequest, StoreObserver, watch_signals
 from forge.runner.outlets.notify import open_notifier
 from forge.runner.outlets.report import report_at_end
 from forge.runner.outlets.sinks import open_sinks

@@ -40,7 +40,7 @@ from forge.evalpool.pool import MAX_QUEUED, Pool, request_timeout_s
 from forge.evalpool.seating import State
 from forge.process.control import ComponentStatus, Health, Role
 from forge.process.machine import HostMemory, read_memory
-from forge.runner.live.observer import Seen
+from forge.runner.live.stopping import Seen
 from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.stages.run_context import RunContext
 from forge.serve.remote import Remote

@@ -1,4 +1,4 @@
-"""Progress of a running stage: counters, console lines, and requests to stop.
+"""Progress of a running stage: counters, console lines, requests to stop, and living children.
 
 The ground that every other room of the supervisor stands on; imports none of them.
 """

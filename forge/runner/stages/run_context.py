@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from forge.records import Completion, Problem, Prompt
     from forge.rollout.ports import Generate, Scorer
     from forge.rollout.prompter import TemplatePrompter
-    from forge.runner.live.observer import StoreObserver
     from forge.runner.live.progress import Console, Progress
-    from forge.runner.live.stopping import StopRequest
+    from forge.runner.live.stopping import StopRequest, StoreObserver
     from forge.runner.plan.placement import Placement
     from forge.runner.stages.desk import TrainerDesk
     from forge.runner.weights.sync import WeightSync

@@ -19,9 +19,8 @@ from rich.console import Console as RichConsole
 from forge.config.schema import LimitsTable
 from forge.runner.live import progress as console_module
 from forge.runner.live import stopping
-from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Console, Progress
-from forge.runner.live.stopping import StopRequest, limit_reached, watch_signals
+from forge.runner.live.stopping import StopRequest, StoreObserver, limit_reached, watch_signals
 from forge.runner.work import Work
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run

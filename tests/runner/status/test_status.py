@@ -28,8 +28,8 @@ from forge.process.control import ComponentStatus, LiveStatus
 from forge.process.devices import Gpu, Vendor
 from forge.process.machine import HostMemory
 from forge.runner import status as components_module
-from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
+from forge.runner.live.stopping import StoreObserver
 from forge.runner.stages.desk import TrainerDesk, TrainerState
 from forge.runner.status import (
     LAST_BYTES,
