@@ -102,15 +102,12 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.program": set(),
     "evalpool.judge.ttir": {
-        "evalpool.judge.program", "evalpool.judge.ttir.memory", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.program", "evalpool.judge.ttir.memory",
     },
-    "evalpool.judge.ttir.memory": {"evalpool.judge.ttir", "evalpool.judge.ttir.semantics"},
-    "evalpool.judge.ttir.semantics": {"evalpool.judge.ttir"},
+    "evalpool.judge.ttir.memory": {"evalpool.judge.ttir"},
     "evalpool.judge.capture": {
         "evalpool.judge.channel", "evalpool.judge.reference", "evalpool.judge.program",
-        "evalpool.judge.capture.pretence",
     },
-    "evalpool.judge.capture.pretence": {"evalpool.judge.program"},
     "evalpool.judge.compiler": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.children",
         "evalpool.judge.program",
@@ -127,7 +124,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "evalpool.judge.wide": {
         "evalpool.judge.channel", "evalpool.judge.numbers", "evalpool.judge.program",
-        "evalpool.judge.ttir", "evalpool.judge.ttir.semantics",
+        "evalpool.judge.ttir",
     },
     "evalpool.judge.numbers": {"evalpool.judge.channel"},
     # cluster: judges, engines and ranks of a trainer on other machines

@@ -28,9 +28,9 @@ def explain_packed(packed: bytes | None) -> str | None:
     import zstandard
 
     from forge.evalpool.judge.program import wire
-    from forge.evalpool.judge.program.explain import explain
     from forge.evalpool.judge.program.format import InvalidProgram
     from forge.evalpool.judge.program.limits import MAX_BYTES
+    from forge.evalpool.judge.program.walk import explain
 
     try:
         if zstandard.frame_content_size(packed) > MAX_BYTES:

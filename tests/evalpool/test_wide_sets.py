@@ -14,11 +14,10 @@ from forge.evalpool.judge.numbers.called import Unjudgeable, leaves
 from forge.evalpool.judge.numbers.given import Terms, cast, draw_inputs
 from forge.evalpool.judge.numbers.opcount import count_work
 from forge.evalpool.judge.wide import plants
-from forge.evalpool.judge.wide.domain import Domain
 from forge.evalpool.judge.wide.plants import Ground
 from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
 from forge.evalpool.judge.wide.sets import Draws, WideDraw
-from forge.evalpool.judge.wide.sought import Looks
+from forge.evalpool.judge.wide.sought import Domain, Looks
 from tests.evalpool.numbers import drawn
 
 MODEL = """

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge.evalpool.judge.capture.failures import CaptureFailed
+from forge.evalpool.judge.capture.exchange import CaptureFailed
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
-from forge.evalpool.judge.compiler.backend import check_ttir, open_target
+from forge.evalpool.judge.compiler.child import check_ttir, open_target
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.dataflow import Access, Accesses

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.judge.capture.failures import CaptureFailed
+from forge.evalpool.judge.capture.exchange import CaptureFailed
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
 from tests.evalpool.capture.capturing import SCALE, request

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.evalpool.judge.capture.failures import CaptureFailed
+from forge.evalpool.judge.capture.exchange import CaptureFailed
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Launch, Op, Origin, Section
 from tests.evalpool.capture.capturing import SCALE, captured, launches, ops, uses

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge.capture import capture_child, exchange
-from forge.evalpool.judge.capture.failures import CaptureFailed
+from forge.evalpool.judge.capture.exchange import CaptureFailed
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind

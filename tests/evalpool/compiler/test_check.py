@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from forge.evalpool.judge.compiler.backend import (
+from forge.evalpool.judge.compiler.child import (
     CompileFailed,
     check_ttir,
     lower,

@@ -319,9 +319,9 @@ def test_a_place_outside_of_the_block_is_our_own_fault(judge: Judge, offset: int
 
 def _directly(judge: Judge, made: Made, out: int, call: Call) -> None:
     """Runs in this thread, to see the error."""
-    from forge.evalpool.judge.execute.gpu.exchange import Exchange
     from forge.evalpool.judge.execute.gpu.places import Sealed
     from forge.evalpool.judge.execute.gpu.run import Loaded, Progress
+    from forge.evalpool.judge.execute.gpu.timing import Exchange
 
     card: Any = HostCard()
     memory: Any = bytearray(8)

@@ -9,7 +9,7 @@ import torch
 
 from forge.evalpool.judge.numbers.called import Unjudgeable, on_device
 from forge.evalpool.judge.numbers.given import call, constructor_arguments, list_sets, make_inputs
-from forge.evalpool.judge.reference.stand_ins import run_eagerly
+from forge.evalpool.judge.reference.construct import run_eagerly
 from forge.records.problem import select_input_set
 
 HEAD = "import torch\ndef get_inputs(n=2):\n    return [torch.randn(n, 3)]\n"

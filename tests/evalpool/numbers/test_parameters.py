@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from forge.evalpool.judge.numbers import parameters
-from forge.evalpool.judge.numbers.called import copied, laid_out, memory_order
-from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
+from forge.evalpool.judge.numbers.called import (
+    copied,
+    fresh_seed,
+    laid_out,
+    memory_order,
+    seed_everything,
+)
 
 
 def test_a_seed_of_128_bits_repeats_what_it_gave() -> None:

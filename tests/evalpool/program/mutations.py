@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from forge.evalpool.judge.program.explain import explain
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
 from forge.evalpool.judge.program.ops import schemas
 from forge.evalpool.judge.program.policy import ProblemFacts, judge_policy, kinds_of
+from forge.evalpool.judge.program.walk import explain
 from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, dumps, loads
 
 ODD: list[Any] = [

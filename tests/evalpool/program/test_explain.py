@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from forge.evalpool.judge.program.explain import explain, node_names
 from forge.evalpool.judge.program.format import Value
+from forge.evalpool.judge.program.walk import explain, node_names
 from tests.evalpool.program.programs import addition, build, launch, op, pointers, tuned
 
 

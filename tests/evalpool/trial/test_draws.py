@@ -11,7 +11,7 @@ import torch
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import call
-from forge.evalpool.judge.reference import reports
+from forge.evalpool.judge.reference import construct
 from forge.evalpool.judge.trial import references
 from forge.evalpool.judge.trial.draws import MAX_USES, HostDraw
 from forge.evalpool.judge.trial.gpu.turns import Turn
@@ -74,8 +74,8 @@ def test_an_oracle_reports_what_its_reference_has_computed(
             return x
 
     ours, theirs = ends
-    monkeypatch.setattr(reports, "EVERY_S", 0.0)
-    with reports.reported(theirs):
+    monkeypatch.setattr(construct, "EVERY_S", 0.0)
+    with construct.reported(theirs):
         for _ in range(3):
             call(Slow(), [torch.zeros(3)])
     call(Slow(), [torch.zeros(3)])
@@ -90,7 +90,7 @@ def test_an_oracle_reports_what_its_reference_has_computed(
 
 def test_a_quick_draw_reports_nothing(ends: Ends) -> None:
     ours, theirs = ends
-    with reports.reported(theirs):
+    with construct.reported(theirs):
         call(torch.nn.ReLU(), [torch.zeros(3)])
     theirs.close()
     with pytest.raises(frames.PeerGone):

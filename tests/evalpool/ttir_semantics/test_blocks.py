@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.judge.ttir.semantics import OPERATIONS, reduce, scan
-from forge.evalpool.judge.ttir.semantics.blocks import reshaped
+from forge.evalpool.judge.ttir.semantics import OPERATIONS, reduce, reshaped, scan
 from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
 from forge.evalpool.judge.ttir.values import Array, expanded
 

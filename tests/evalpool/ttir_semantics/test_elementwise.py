@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from forge.evalpool.judge.program.dialect import EXTERN
 from forge.evalpool.judge.ttir.plan import plan_of
-from forge.evalpool.judge.ttir.semantics import OPERATIONS
-from forge.evalpool.judge.ttir.semantics.elementwise import lookup, multiply_high_signed
+from forge.evalpool.judge.ttir.semantics import OPERATIONS, lookup, multiply_high_signed
 from forge.evalpool.judge.ttir.tree import Block, Scalar, Signature
 from forge.evalpool.judge.ttir.values import FORMATS, Array, Unsupported, dtype_of, round_to
 

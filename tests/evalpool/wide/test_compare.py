@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel.shm import Data, TensorSpec, decode, unwritten
-from forge.evalpool.judge.numbers import blocks
+from forge.evalpool.judge.numbers import called
 from forge.evalpool.judge.numbers.called import dtype_name
 from forge.evalpool.judge.wide import compare
 from forge.evalpool.judge.wide.compare import (
@@ -190,7 +190,7 @@ CASES: dict[str, tuple[torch.dtype, Question, tuple[int, ...]]] = {
 def test_both_devices_say_the_same(name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Elements are off by about the tolerance; there are special values and a sentinel. Under the
     lower limit all outputs count as large ones. The card is a CPU here."""
-    monkeypatch.setattr(blocks, "CACHED", limit)
+    monkeypatch.setattr(called, "CACHED", limit)
     if limit == 64:
         monkeypatch.setattr(compare, "LOOKED_AT", 1)
     kind, question, shape = CASES[name]

@@ -18,7 +18,7 @@ from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
 from triton.language.semantic import TritonSemantic
 
-from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported
+from forge.evalpool.judge.capture.exchange import BoundExceeded, Unsupported
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 

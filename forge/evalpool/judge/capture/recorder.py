@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.capture.building import Parts
-from forge.evalpool.judge.capture.failures import BoundExceeded, Unsupported, current_line
+from forge.evalpool.judge.capture.exchange import BoundExceeded, Unsupported, current_line
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.questions import MAX_VALUES

@@ -315,7 +315,6 @@ def _import_for_cpu(harvests: str) -> dict[str, Callable[..., None]]:
 
     torch.set_num_threads(1)
     from forge.evalpool.judge.capture import capture_child
-    from forge.evalpool.judge.capture.warmup import warm_up
     from forge.evalpool.judge.compiler import child as compiler
     from forge.evalpool.judge.execute import child_cpu
     from forge.evalpool.judge.reference import examine, oracle
@@ -335,7 +334,7 @@ def _import_for_cpu(harvests: str) -> dict[str, Callable[..., None]]:
         mains["harvester"] = harvester.main
         if harvests == "answers":
             harvester.load_answerer()
-    warm_up()
+    capture_child.warm_up()
     child_cpu.warm_up()
     return mains
 

@@ -9,6 +9,11 @@ line. Triton accepts any name of an architecture, and the compiler may abort on 
 The answer is a binary's header, the bytes of shared memory where the request needs them alone, or
 a failure's kind, message and line. It proves nothing: the judge checks each field and reads the
 binary itself. Uses nothing of a GPU.
+
+`check_ttir` holds a parsed module against the closed list: words of the text (`text.py`), then a
+walk over the module: names of operations, one public function with the kernel's parameters, library
+functions with their true signatures, inline assembly of one instruction. It demands that MLIR
+prints the module exactly as the text has it, so a reader of the text reads what is compiled.
 """
 
 from __future__ import annotations
@@ -17,16 +22,386 @@ import mmap
 import os
 import re
 import socket
+import struct
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+from triton import knobs
+from triton._C.libtriton import ir, nvidia, passes
+from triton.backends.compiler import GPUTarget, Language
+from triton.compiler.compiler import make_backend
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.compiler import backend
-from forge.evalpool.judge.compiler.binary import FailureKind, warp_size_of
-from forge.evalpool.judge.compiler.text import Refused, operations
-from forge.evalpool.judge.program.format import Kernel, Options, Parameter
+from forge.evalpool.judge.compiler.binary import Binary, FailureKind, TensorMap, warp_size_of
+from forge.evalpool.judge.compiler.text import Refused, check_text, operations, without
+from forge.evalpool.judge.program import dialect
+from forge.evalpool.judge.program.format import (
+    ByValue,
+    Described,
+    Kernel,
+    Options,
+    Parameter,
+    Pointer,
+    parse_type,
+)
+
+_TARGET = re.compile(r"(cuda):(\d{2,3}):(\d+)|(hip):(gfx[0-9a-f]{3,4}):(\d+)")
+PTX_VERSION = 86
+"""For the allocation of shared memory alone: it asks no ptxas."""
+BOUNDS = {
+    "num_warps": (1, 2, 4, 8, 16, 32),
+    "num_stages": range(17),
+    "maxnreg": (None, *range(16, 257)),
+    "default_dot_input_precision": ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"),
+    "max_num_imprecise_acc_default": (None, *range(0, 1 << 12), 1 << 30),
+    "waves_per_eu": range(33),
+    "matrix_instr_nonkdim": (0, 4, 16, 32),
+    "kpack": (1, 2),
+    "enable_fp_fusion": (False, True),
+}
+"""The values that each option may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A target with Triton's backend for it."""
+
+    name: str
+    """`cuda:90:32`"""
+    gpu: GPUTarget
+    backend: Any
+
+
+def open_target(name: str) -> Target:
+    """Raises ValueError for a name that is none, and what Triton raises without a backend."""
+    found = _TARGET.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r} is no target, such as cuda:90:32 or hip:gfx942:64")
+    kind, arch, warp_size = (one for one in found.groups() if one is not None)
+    gpu = GPUTarget(kind, int(arch) if kind == "cuda" else arch, int(warp_size))
+    return Target(name=name, gpu=gpu, backend=make_backend(gpu))
+
+
+def parse_options(target: Target, options: Options) -> Any:
+    """Returns the backend's options: ours, and its own defaults for all else. Raises Refused where
+    a value is not one that the option may have.
+
+    Never from the program: further arguments of ptxas, files that replace a stage, libraries,
+    debugging and instrumentation.
+    """
+    given: dict[str, Any] = {"debug": False, "sanitize_overflow": False}
+    for name, allowed in BOUNDS.items():
+        value = given[name] = getattr(options, name)
+        if not any(type(one) is type(value) and one == value for one in allowed):
+            raise Refused("", f"option {name} is {value!r}")
+    return target.backend.parse_options(given)
+
+
+class CompileFailed(Exception):
+    """A stage of the compiler refused the kernel."""
+
+
+def shared_bytes(module: Any, kernel: Kernel, target: Target) -> int:
+    """Shared memory of a block of a checked module's kernel, compiled as far as that takes. Raises
+    as `lower`."""
+    allocate: Any = getattr(nvidia.passes.ttgpuir, "add_allocate_shared_memory_nv", None)
+    if target.gpu.backend != "cuda" or allocate is None:
+        return int(_staged(module, kernel, target, until="llir")[1].get("shared") or 0)
+    # The start of Triton's own stage `llir`, without the seconds that LLVM takes for large tiles.
+    product, _ = _staged(module, kernel, target, until="ttgir")
+    manager = ir.pass_manager(module.context)
+    passes.ttgpuir.add_combine_tensor_select_and_if(manager)
+    passes.ttgpuir.add_allocate_warp_groups(manager)
+    passes.convert.add_scf_to_cf(manager)
+    passes.gluon.add_inliner(manager)
+    allocate(manager, target.gpu.arch, PTX_VERSION)
+    manager.run(product, "shared memory")
+    return int(product.get_int_attr("ttg.shared"))
+
+
+def _staged(
+    module: Any, kernel: Kernel, target: Target, *, until: str
+) -> tuple[Any, dict[str, Any]]:
+    """Product of the compiler's stages up to one of them, with the facts that they found."""
+    options = parse_options(target, kernel.options)
+    knobs.compilation.disable_line_info = True
+    stages: dict[str, Any] = {}
+    target.backend.add_stages(stages, options, Language.TRITON)
+    facts: dict[str, Any] = {"target": target.gpu, **vars(options)}
+    product = module
+    for name, stage in stages.items():
+        try:
+            product = stage(product, facts)
+        except Exception as error:
+            raise CompileFailed(f"{name}: {type(error).__name__}: {error}") from error
+        if name == until:
+            break
+    return product, facts
+
+
+def lower(module: Any, kernel: Kernel, target: Target, *, key: str) -> Binary:
+    """Compiles a checked module. TTIR passes run again, whatever the text says it went through.
+    Raises Refused for an option out of bounds, CompileFailed where a stage refuses the kernel."""
+    code, facts = _staged(module, kernel, target, until="")
+    num_registers, stack_bytes = usage_of(code) if target.gpu.backend == "cuda" else (0, 0)
+    return Binary(
+        key=key,
+        target=target.name,
+        name=facts["name"],
+        code=code,
+        shared_bytes=facts.get("shared") or 0,
+        num_warps=facts["num_warps"],
+        global_scratch_bytes=facts.get("global_scratch_size") or 0,
+        tensor_maps=tuple(_tensor_map(one) for one in facts.get("tensordesc_meta") or ()),
+        tensor_memory=facts.get("tmem_size") or 0,
+        num_registers=num_registers,
+        num_spills=stack_bytes // 4,
+    )
+
+
+def _tensor_map(facts: dict[str, Any]) -> TensorMap:
+    try:
+        return TensorMap(
+            swizzle=facts["swizzle"],
+            elem_size=facts["elem_size"],
+            elem_type=facts["elem_type"],
+            block_size=tuple(facts["block_size"]),
+            fp4_padded=bool(facts["fp4_padded"]),
+        )
+    except KeyError as error:
+        raise CompileFailed(f"a tensor map of another kind: no {error}") from error
+
+
+SECTION = struct.Struct("<IIQQQQIIQQ")
+REGCOUNT, FRAME_SIZE = 0x2F, 0x11
+"""Attributes of a cubin's section `.nv.info`, whose values are (symbol, value) pairs."""
+
+
+def usage_of(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread and bytes of its stack, the most of all functions. Reads ptxas's own
+    output, so nothing is checked."""
+    (start,) = struct.unpack_from("<Q", cubin, 40)
+    count, names = struct.unpack_from("<HH", cubin, 60)
+    sections = [SECTION.unpack_from(cubin, start + at * SECTION.size) for at in range(count)]
+    found = {REGCOUNT: 0, FRAME_SIZE: 0}
+    for name, _, _, _, at, size, *_ in sections:
+        if not cubin.startswith(b".nv.info\0", sections[names][4] + name):
+            continue
+        end = at + size
+        while at + 4 <= end:
+            form, attribute, length = struct.unpack_from("<BBH", cubin, at)
+            if form == 4 and attribute in found:
+                (value,) = struct.unpack_from("<I", cubin, at + 8)
+                found[attribute] = max(found[attribute], value)
+            at += 4 + (length if form == 4 else 0)
+    return found[REGCOUNT], found[FRAME_SIZE]
+
+
+# --- the closed list
+
+
+RESERVED = ("llvm", "nvvm", "rocdl", "__nv", "__oc", "__triton", "__cuda", "amdgcn", "_ZN")
+"""First letters of symbols that a library or the compiler defines."""
+
+
+class ParseFailed(Exception):
+    """MLIR does not take the text; its words are on the descriptor of standard error."""
+
+
+def check_ttir(kernel: Kernel, target: Target, *, is_rewritten: bool = False) -> Any:
+    """Returns the module of a kernel, without prints and asserts, to be compiled. Raises Refused,
+    and ParseFailed for a text that is no module.
+
+    Args:
+        is_rewritten: the judge has made the text, by lines, from one that is checked for itself.
+    """
+    check_text(kernel.ttir)
+    module = parse(kernel.ttir, target)
+    check_module(module, name=kernel.name, parameters=kernel.parameters)
+    if not is_rewritten and module.str_nodebug().strip() != kernel.ttir.strip():
+        raise Refused("", "the text is not as MLIR prints its module")
+    stripped = without(kernel.ttir, dialect.STRIPPED)
+    return module if stripped is kernel.ttir else parse(stripped, target)
+
+
+def parse(text: str, target: Target) -> Any:
+    """Returns a verified module, with its context. Raises ParseFailed."""
+    context = ir.context()
+    ir.load_dialects(context)
+    target.backend.load_dialects(context)
+    with _folder() as folder:
+        path = f"{folder}/kernel.ttir"  # MLIR names it in its messages and locations
+        with open(path, "w") as file:
+            file.write(text)
+        try:
+            module = ir.parse_mlir_module(path, context)
+        except RuntimeError as error:
+            raise ParseFailed(str(error)) from error
+        finally:
+            os.unlink(path)
+    module.context = context
+    return module
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A folder for one file: a new one, or the child's own scratch where Landlock forbids more."""
+    try:
+        made = tempfile.mkdtemp()
+    except PermissionError:
+        yield tempfile.gettempdir()
+        return
+    try:
+        yield made
+    finally:
+        os.rmdir(made)
+
+
+def check_module(module: Any, *, name: str, parameters: tuple[Parameter, ...]) -> None:
+    """Raises Refused where an operation, function or signature is outside the closed list."""
+    walker = _Walker(name)
+    module.walk(walker.visit)
+    if walker.refusal is not None:
+        raise walker.refusal
+    if walker.num_modules != 1 or walker.num_public != 1:
+        raise Refused("tt.func", f"{walker.num_public} public functions, not one")
+    function = module.get_function(name)
+    found = [str(one) for one in module.get_function_signature(function)]
+    if not takes(found, parameters):
+        wanted = ", ".join(one.type for one in parameters)
+        raise Refused("tt.func", f"takes ({', '.join(found)}), the kernel's parameters: {wanted}")
+
+
+class _Walker:
+    """Looks at each operation; the first refusal is kept, since MLIR's walk cannot be left."""
+
+    def __init__(self, name: str) -> None:
+        self.refusal: Refused | None = None
+        self.num_modules = 0
+        self.num_public = 0
+        self._name = name
+
+    def visit(self, operation: Any) -> None:
+        if self.refusal is None:
+            try:
+                self._check(operation, operation.get_name())
+            except Refused as refusal:
+                self.refusal = refusal
+
+    def _check(self, operation: Any, name: str) -> None:
+        if name not in dialect.OPERATIONS:
+            raise Refused(name, "is not in the closed list")
+        match name:
+            case "builtin.module":
+                self.num_modules += 1
+            case "tt.func":
+                self._check_function(operation)
+            case "tt.bitcast":
+                kinds = [str(operation.get_operand(0).get_type()), _type(operation)]
+                if len({"!tt.ptr" in kind for kind in kinds}) > 1:
+                    raise Refused(name, " to ".join(kinds))
+            case "tt.extern_elementwise":
+                _check_extern(operation)
+            case "tt.elementwise_inline_asm":
+                given = (operation.get_str_attr(one) for one in ("asm_string", "constraints"))
+                if reason := dialect.refused_assembly(*given):
+                    raise Refused(name, reason)
+            case "ub.poison":
+                if "!tt." in _type(operation):
+                    raise Refused(name, "a pointer without value")
+            case _:
+                pass
+
+    def _check_function(self, function: Any) -> None:
+        symbol = function.get_str_attr("sym_name")
+        if function.get_num_regions() != 1 or function.get_region(0).empty():
+            raise Refused("tt.func", f"{symbol!r} has no body")
+        if function.get_str_attr("sym_visibility") != "private":
+            self.num_public += 1
+            if symbol != self._name:
+                raise Refused("tt.func", f"public {symbol!r}, the kernel's name is {self._name!r}")
+        elif symbol.startswith(RESERVED):
+            raise Refused("tt.func", f"{symbol!r} is a reserved name")
+
+
+def _type(operation: Any) -> str:
+    return str(operation.get_result(0).get_type())
+
+
+def _check_extern(operation: Any) -> None:
+    name = "tt.extern_elementwise"
+    symbol = operation.get_str_attr("symbol")
+    known = dialect.EXTERN.get(symbol)
+    if known is None:
+        raise Refused(name, f"function {symbol!r} is not in the closed list")
+    library = operation.get_str_attr("libname")
+    if operation.get_str_attr("libpath") or library not in ("", "libdevice"):
+        raise Refused(name, "names a library")
+    operands = (operation.get_operand(i) for i in range(operation.get_num_operands()))
+    arguments = ", ".join(_element(one) for one in operands)
+    signature = f"{arguments} -> {_element(operation.get_result(0))}"
+    if signature not in known:
+        raise Refused(name, f"{symbol} as {signature}, it is {' or '.join(sorted(known))}")
+
+
+def _element(value: Any) -> str:
+    """Element type of a value: `f32` of `tensor<128xf32>`."""
+    text = str(value.get_type())
+    return text.removeprefix("tensor<").removesuffix(">").rsplit("x", 1)[-1]
+
+
+ELEMENTS = {
+    **{"fp16": "f16", "bf16": "bf16", "fp32": "f32", "fp64": "f64"},
+    **{f"{sign}{bits}": f"i{bits}" for sign in "iu" for bits in (1, 8, 16, 32, 64)},
+    **{"fp8e4nv": "f8E4M3FN", "fp8e5": "f8E5M2", "fp8e4b8": "f8E4M3FNUZ", "fp8e5b16": "f8E5M2FNUZ"},
+    "fp8e4b15": "i8",
+}
+"""Triton's name of an element type to MLIR's."""
+
+
+def takes(found: Sequence[str], parameters: Sequence[Parameter]) -> bool:
+    """True if a function takes the parameters, one after the other.
+
+    Args:
+        found: MLIR types of its arguments, pointers as `*f32`.
+    """
+    rest = list(found)
+    for parameter in parameters:
+        forms = _forms(parameter.type)
+        form = next((one for one in forms if rest[: len(one)] == one), None)
+        if form is None:
+            return False
+        rest = rest[len(form) :]
+    return not rest
+
+
+def _forms(type: str) -> list[list[str]]:
+    """The sequences of MLIR types that one parameter may become; empty for an unknown type.
+
+    A descriptor may be, where the target has no tensor maps, a pointer with shape, strides and
+    flags (one flag until Triton 3.6, then two). Shape and strides that follow it in either form
+    are parameters of their own.
+    """
+    match parse_type(type):
+        case Pointer(element=element):
+            return [[f"*{ELEMENTS[element]}"]]
+        case ByValue(type=name):
+            return [[ELEMENTS[name]]]
+        case Described(element=name, block_shape=shape):
+            element = ELEMENTS[name]
+            box = "x".join([*map(str, shape), element])
+            plain = [f"*{element}", *["i64"] * (2 * len(shape))]
+            described = [[f"!tt.tensordesc<{box}>"], [f"!tt.tensordesc<tensor<{box}>>"]]
+            return [*described, [*plain, "i1", "i1"], [*plain, "i1"]]
+        case None:
+            return []
+
 
 IDLE_S = 600.0
 MAX_MESSAGE_CHARACTERS = 2000
@@ -56,9 +431,9 @@ def warm_up(target: str) -> None:
         options=Options(),
         parameters=(Parameter(name="x", type="*fp32"),),
     )
-    opened = backend.open_target(target)
-    module = backend.check_ttir(kernel, opened)
-    backend.lower(module, kernel, opened, key="0" * 64)
+    opened = open_target(target)
+    module = check_ttir(kernel, opened)
+    lower(module, kernel, opened, key="0" * 64)
 
 
 def main(sock: socket.socket) -> None:
@@ -84,11 +459,11 @@ def answer(request: dict[str, Any], memory: mmap.mmap) -> tuple[Kind, dict[str, 
     )
     with _Words() as words:
         try:
-            target = backend.open_target(request["target"])
-            module = backend.check_ttir(kernel, target, is_rewritten=request["is_rewritten"])
+            target = open_target(request["target"])
+            module = check_ttir(kernel, target, is_rewritten=request["is_rewritten"])
             if request["needs_shared_alone"]:
-                return Kind.DONE, {"shared_bytes": backend.shared_bytes(module, kernel, target)}
-            binary = backend.lower(module, kernel, target, key=request["key"])
+                return Kind.DONE, {"shared_bytes": shared_bytes(module, kernel, target)}
+            binary = lower(module, kernel, target, key=request["key"])
         except Exception as error:
             return Kind.FAILED, _failure(error, text, words.read())
     room = slice(request["code_at"], request["code_at"] + len(binary.code))
@@ -106,7 +481,7 @@ def _failure(error: Exception, text: str, words: str) -> dict[str, Any]:
         assembler = _ASSEMBLER.findall(str(error))
         message, line = "; ".join(dict.fromkeys(assembler)) or str(error), 0
         if found:
-            is_late = isinstance(error, backend.CompileFailed)
+            is_late = isinstance(error, CompileFailed)
             message = f"{found[3]} ({message})" if is_late else found[3]
             line = int(found[1])
     return {

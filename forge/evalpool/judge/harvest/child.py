@@ -29,9 +29,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers.called import flatten, leaves
 from forge.evalpool.judge.numbers.given import constructor_arguments, make_inputs, run_source
-from forge.evalpool.judge.reference.construct import construct
-from forge.evalpool.judge.reference.reports import describe
-from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
+from forge.evalpool.judge.reference.construct import construct, describe, replace_hub, run_eagerly
 
 FILE = "problem.py"
 MAX_BYTES = 256 << 20

@@ -7,19 +7,85 @@ Called by the oracle. Everything runs on copies, since a reference may work in p
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
+import math
+import os
+import random
+import struct
+import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from forge.evalpool.judge.channel.nesting import Keywords, nesting_of, spread
-from forge.evalpool.judge.numbers.blocks import widened
 from forge.records.examination import Flag
+
+# --- index ranges that cover a tensor, and values of every floating type
+#
+# Each range is of as many elements as are cheap at once. On a card a block is as large as memory
+# allows; on a CPU it is as small as a core's cache, since a pass over fresh memory costs five times
+# one over memory that is at hand. torch computes little in types of one byte.
+
+
+CHUNK = 1 << 25
+"""Elements at once on a card: their squares and differences in float64 take about 1 GB."""
+CACHED = 1 << 17
+"""Elements at once on a CPU: 1 MB in float64."""
+
+Block = tuple[slice, ...]
+
+
+def limit_on(device: torch.device) -> int:
+    return CACHED if device.type == "cpu" else CHUNK
+
+
+def blocks(shape: Sequence[int], limit: int) -> Iterator[Block]:
+    """Index ranges that cover `shape`, each of at most `limit` elements, in order."""
+    if math.prod(shape) <= limit or not shape:
+        yield tuple(slice(0, size) for size in shape)
+        return
+    inner = math.prod(shape[1:])
+    if inner > limit:
+        for index in range(shape[0]):
+            for rest in blocks(shape[1:], limit):
+                yield (slice(index, index + 1), *rest)
+        return
+    step = max(1, limit // inner)
+    for start in range(0, shape[0], step):
+        yield (slice(start, min(start + step, shape[0])), *(slice(0, n) for n in shape[1:]))
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in float32 if the tensor's type is a float of one byte; else the tensor."""
+    is_narrow = tensor.is_floating_point() and tensor.itemsize == 1
+    return tensor.float() if is_narrow else tensor
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(is_finite(one) for one in tensors)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """True if no element is NaN or infinite."""
+    tensor = widened(tensor)
+    if not tensor.is_floating_point() or not tensor.numel():
+        return bool(torch.isfinite(tensor).all())
+    least_and_largest = torch.stack(torch.aminmax(tensor))  # NaN where one is; a tenth of the time
+    return bool(torch.isfinite(least_and_largest).all())
+
+
+def is_any_finite(tensor: torch.Tensor) -> bool:
+    """True if an element is finite, as one of the first block is in most tensors."""
+    found = blocks(tuple(tensor.shape), limit_on(tensor.device))
+    return any(bool(torch.isfinite(tensor[block]).any()) for block in found)
+
 
 Made = TypeVar("Made")
 SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
@@ -343,3 +409,55 @@ def _modules(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
             yield prefix, module
             start = f"{prefix}." if prefix else ""
             left += [(f"{start}{name}", one) for name, one in module._modules.items()]
+
+
+# --- seeds of 128 bits for torch's generators, Python's and numpy's
+#
+# `torch.manual_seed` keeps 32 bits on a CPU, few enough to be tried out; here the whole state of
+# the CPU's generator comes from the seed, and on a GPU Philox' offset takes the second half. (It
+# also records a traceback for each call while no GPU is in use, which takes longer than a small
+# draw.)
+
+
+SEED_BYTES = 16
+WORDS = 624
+"""State of the Mersenne twister in 32-bit words; torch stores each in eight bytes."""
+HEADER = 24
+"""Bytes before them: seed, number of words left, a flag and the next word's index."""
+MASK = (1 << 62) - 4
+"""Philox' offset is a multiple of four."""
+
+
+def fresh_seed() -> bytes:
+    """[SEED_BYTES] from the operating system."""
+    return os.urandom(SEED_BYTES)
+
+
+def seed_everything(seed: bytes) -> None:
+    """Sets every generator that a `get_inputs` may use. The same seed gives the same values on the
+    same kind of device."""
+    low, high = struct.unpack("<QQ", hashlib.sha256(seed).digest()[:16])
+    random.seed(seed)
+    if "numpy.random" in sys.modules:  # numpy imports it late, and a sandbox may have no files
+        np.random.seed(list(hashlib.sha256(b"numpy" + seed).digest()))
+    torch.default_generator.manual_seed(low)
+    words = random.Random(b"cpu" + seed).randbytes(4 * WORDS)
+    state = torch.get_rng_state().numpy().copy()
+    state[HEADER : HEADER + 8 * WORDS].view(np.uint64)[:] = np.frombuffer(words, np.uint32)
+    torch.set_rng_state(torch.from_numpy(state))
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(low)
+        state = torch.cuda.get_rng_state().numpy().copy()
+        state[:16] = np.frombuffer(struct.pack("<QQ", low, high & MASK), np.uint8)
+        torch.cuda.set_rng_state(torch.from_numpy(state))
+
+
+@contextmanager
+def unseeded() -> Iterator[None]:
+    """Within, `torch.manual_seed` does nothing: code that seeds torch draws other numbers."""
+    kept = torch.manual_seed
+    torch.manual_seed = torch.random.manual_seed = lambda seed: torch.default_generator
+    try:
+        yield
+    finally:
+        torch.manual_seed = torch.random.manual_seed = kept

@@ -31,8 +31,7 @@ from functools import cache
 from pathlib import Path
 
 from forge.evalpool.judge.program import format as form
-from forge.evalpool.judge.program.explain import short_operation
-from forge.evalpool.judge.program.walk import tensors_of
+from forge.evalpool.judge.program.walk import short_operation, tensors_of
 
 
 class Kind(StrEnum):

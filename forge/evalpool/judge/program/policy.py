@@ -28,8 +28,8 @@ from typing import Literal
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import walk
 from forge.evalpool.judge.program.dataflow import Accesses, Content, Flow, Lookups, effects, trace
-from forge.evalpool.judge.program.explain import node_names, storage_name
 from forge.evalpool.judge.program.ops import MOVES, Kind, is_integer, kind_of, misuse, packet
+from forge.evalpool.judge.program.walk import node_names, storage_name
 
 Policy = Literal["own", "hybrid"]
 

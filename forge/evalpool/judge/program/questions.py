@@ -31,9 +31,8 @@ from typing import Any, cast
 
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.dataflow import effects, trace
-from forge.evalpool.judge.program.explain import node_names
 from forge.evalpool.judge.program.ops import is_integer
-from forge.evalpool.judge.program.walk import places, variants
+from forge.evalpool.judge.program.walk import node_names, places, variants
 
 # --- search of a program in another
 

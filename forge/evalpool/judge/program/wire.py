@@ -32,7 +32,7 @@ from enum import Enum
 from typing import Any, NoReturn, TypeVar, cast
 
 from forge.evalpool.judge.program import format as form
-from forge.evalpool.judge.program import limits, signature
+from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.walk import Placed, places, tensors_of
 
 Record = TypeVar("Record")
@@ -219,7 +219,7 @@ def _power_of_two(value: Any) -> int:
 
 
 def _type(value: Any) -> str:
-    if signature.parse_type(text()(value)) is None:
+    if form.parse_type(text()(value)) is None:
         refuse(f"{shown(value)} is no type of a kernel's parameter")
     return value
 
@@ -521,25 +521,25 @@ def _argument_misfit(
     program: form.Program, argument: form.LaunchArgument, parameter: form.Parameter
 ) -> str | None:
     """The reason why an argument cannot stand for a kernel's parameter; None if it can."""
-    match signature.parse_type(parameter.type), argument:
-        case signature.Pointer(element=element), form.TensorUse(tensor=tensor):
+    match form.parse_type(parameter.type), argument:
+        case form.Pointer(element=element), form.TensorUse(tensor=tensor):
             dtype = program.tensors[tensor].dtype
-            return None if signature.fits_element(element, dtype) else f"a tensor of {dtype}"
-        case signature.Pointer(), None:
+            return None if form.fits_element(element, dtype) else f"a tensor of {dtype}"
+        case form.Pointer(), None:
             return None
-        case signature.Described() as described, form.Descriptor():
+        case form.Described() as described, form.Descriptor():
             return _descriptor_misfit(program, argument, described)
-        case signature.ByValue() as passed, bool() | int() | float() | None:
-            return signature.misfit(passed.type, argument)
+        case form.ByValue() as passed, bool() | int() | float() | None:
+            return form.misfit(passed.type, argument)
         case _:
             return f"{type(argument).__name__} does not fit"
 
 
 def _descriptor_misfit(
-    program: form.Program, made: form.Descriptor, type: signature.Described
+    program: form.Program, made: form.Descriptor, type: form.Described
 ) -> str | None:
     tensor = program.tensors[made.tensor]
-    if not signature.fits_element(type.element, tensor.dtype):
+    if not form.fits_element(type.element, tensor.dtype):
         return f"a tensor of {tensor.dtype}"
     if made.block_shape != type.block_shape:
         return f"blocks of {made.block_shape}"

@@ -10,16 +10,28 @@ left to the candidate's constructor.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.evalpool.judge.numbers.called import held_tensors, leaves, saved_tensors
+from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.words import needs_card
+from forge.evalpool.judge.numbers.called import (
+    CLOCK,
+    Unjudgeable,
+    held_tensors,
+    leaves,
+    saved_tensors,
+    unseeded,
+)
 from forge.evalpool.judge.numbers.given import Arguments, call
-from forge.evalpool.judge.numbers.seeds import unseeded
 
 DIGITS = 16
 """Length of the digest of a draw."""
@@ -194,3 +206,118 @@ def _is_other(one: torch.Tensor, tensor: torch.Tensor, *, is_drawn: bool) -> boo
     if (one.shape, one.dtype) != (tensor.shape, tensor.dtype):
         return False
     return is_drawn if tensor.is_meta else not torch.equal(one.to(tensor.device), tensor)
+
+
+# --- stand-ins for what a sandbox lacks: a model hub and torch's compiler
+#
+# Called before a reference is run. Expected results are eager's; a baseline is timed as the source
+# says. A sandbox reaches no hub; `sandbox/root.py` has put the configs that the reference names
+# into the child's home directory, where transformers looks for them. `from_pretrained` then makes a
+# model from its config: float32 unless the call names a type, in evaluation mode as that of a hub.
+# A kernel is judged on the same weights, whatever they are.
+
+
+NAME = "transformers"
+DTYPE_KEYWORDS = ("dtype", "torch_dtype")
+"""Arguments of `from_pretrained` that name the type of the weights."""
+
+
+def replace_hub(source: str) -> None:
+    """Makes `from_pretrained` of models need no weights, if the source mentions transformers and it
+    can be imported; otherwise its own import says what is missing."""
+    if NAME not in source:
+        return
+    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    with suppress(ImportError):
+        from transformers import AutoConfig, PreTrainedModel
+        from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+        def of_class(cls: Any, name: Any = None, *_: Any, config: Any = None, **how: Any) -> Any:
+            config = cls.config_class.from_pretrained(name) if config is None else config
+            return cls._from_config(config, dtype=_dtype(how)).eval()
+
+        def of_auto(cls: Any, name: Any = None, *_: Any, config: Any = None, **how: Any) -> Any:
+            config = AutoConfig.from_pretrained(name) if config is None else config
+            return cls.from_config(config, dtype=_dtype(how)).eval()
+
+        owners: list[tuple[Any, Any]] = [
+            (PreTrainedModel, of_class),
+            (_BaseAutoModelClass, of_auto),
+        ]
+        for owner, function in owners:
+            owner.from_pretrained = classmethod(function)
+
+
+def _dtype(how: dict[str, Any]) -> torch.dtype:
+    found = next((how[name] for name in DTYPE_KEYWORDS if how.get(name) is not None), None)
+    if isinstance(found, str):
+        found = getattr(torch, found, None)
+    return found if isinstance(found, torch.dtype) else torch.float32
+
+
+def config_fields(value: object) -> dict[str, Any] | None:
+    """Fields of a config of transformers that JSON can hold, and aliases; None for others."""
+    if not type(value).__module__.startswith(f"{NAME}."):
+        return None
+    to_dict = getattr(value, "to_dict", None)
+    if to_dict is None:
+        return None
+    fields = {str(name): each for name, each in to_dict().items() if _is_plain_value(each)}
+    aliases = getattr(value, "attribute_map", {})
+    return fields | {name: fields[own] for name, own in aliases.items() if own in fields}
+
+
+def _is_plain_value(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain_value, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain_value(each) for key, each in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def run_eagerly(source: str) -> None:
+    """Makes `torch.compile` in a source do nothing. Torch's compiler takes a second to import, so
+    other sources are left alone."""
+    if "compile" in source:
+        torch.compiler.set_stance("force_eager")
+
+
+# --- reports of a reference's child to the judge: a failure, or that a draw goes on
+#
+# Progress is reported by the oracle on a CPU, with the time that the reference has computed. The
+# judge's limit is one for the reference: passes over tensors that are ours do not count, nor does
+# the time that other processes had the processor. A draw of less than EVERY_S sends nothing.
+
+
+EVERY_S = 1.0
+MAX_CHARACTERS = 1000
+
+
+@contextmanager
+def reported(sock: socket.socket) -> Generator[None]:
+    """Reports before calls of the reference in the block, at most once in EVERY_S."""
+    last = time.monotonic()
+
+    def report(seconds: float) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY_S:
+            frames.send(sock, Kind.PROGRESS, {"reference_s": round(seconds, 3)})
+            last = time.monotonic()
+
+    CLOCK.start(report)
+    try:
+        yield
+    finally:
+        CLOCK.stop()
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """Type and message of an error, for a FAILED frame."""
+    kind, message = type(error).__name__, str(error)
+    if needs_card(message):
+        kind = Unjudgeable.__name__
+        message = (
+            "its code asks for a GPU, and this judge computes on the CPU: leave devices out of the"
+            " problem's file, or judge it on a GPU"
+        )
+    return {"type": kind, "message": message[:MAX_CHARACTERS]}

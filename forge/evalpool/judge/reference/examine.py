@@ -27,11 +27,9 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import ITEM_BYTES
 from forge.evalpool.judge.numbers import parameters
-from forge.evalpool.judge.numbers.blocks import widened
-from forge.evalpool.judge.numbers.called import CLOCK, Unjudgeable, dtype_name, leaves
+from forge.evalpool.judge.numbers.called import CLOCK, Unjudgeable, dtype_name, leaves, widened
 from forge.evalpool.judge.numbers.given import list_sets
-from forge.evalpool.judge.reference.reports import describe
-from forge.evalpool.judge.reference.stand_ins import replace_hub, run_eagerly
+from forge.evalpool.judge.reference.construct import describe, replace_hub, run_eagerly
 from forge.evalpool.judge.reference.subject import FILE, Describer, Outputs, Subject, terms_of
 from forge.evalpool.judge.wide.sets import Draws, InputSet
 from forge.records.examination import Flag

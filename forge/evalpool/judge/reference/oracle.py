@@ -31,13 +31,10 @@ from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, TensorSpec, offsets
 from forge.evalpool.judge.numbers import parameters
-from forge.evalpool.judge.numbers.blocks import are_finite
-from forge.evalpool.judge.numbers.called import Unjudgeable, call_on, dtype_name
+from forge.evalpool.judge.numbers.called import Unjudgeable, are_finite, call_on, dtype_name
 from forge.evalpool.judge.numbers.given import Arguments, Terms, require_room
 from forge.evalpool.judge.numbers.opcount import OpCounter, has_products
-from forge.evalpool.judge.reference.construct import training_read
-from forge.evalpool.judge.reference.reports import describe, reported
-from forge.evalpool.judge.reference.stand_ins import run_eagerly
+from forge.evalpool.judge.reference.construct import describe, reported, run_eagerly, training_read
 from forge.evalpool.judge.reference.subject import Describer, Subject, rounded_terms, terms_of
 from forge.evalpool.judge.wide.plants import plant_state
 from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw

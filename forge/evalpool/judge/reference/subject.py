@@ -15,9 +15,11 @@ from forge.evalpool.judge.channel.nesting import Keywords
 from forge.evalpool.judge.numbers.called import (
     Unjudgeable,
     call,
+    fresh_seed,
     held_tensors,
     memory_order,
     on_device,
+    seed_everything,
 )
 from forge.evalpool.judge.numbers.given import (
     Arguments,
@@ -29,14 +31,14 @@ from forge.evalpool.judge.numbers.given import (
     run_source,
 )
 from forge.evalpool.judge.numbers.opcount import OpCounter, count_work, has_products, rounding_of
-from forge.evalpool.judge.numbers.seeds import fresh_seed, seed_everything
 from forge.evalpool.judge.reference.construct import (
+    config_fields,
     construct,
     construct_noting,
     drawn_tensors,
     parameters_made,
+    replace_hub,
 )
-from forge.evalpool.judge.reference.stand_ins import config_fields, replace_hub
 from forge.evalpool.judge.wide.sets import Draws
 
 Tree = list[Any]

@@ -24,7 +24,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import leaves, replaced
-from forge.evalpool.judge.reference.reports import describe
+from forge.evalpool.judge.reference.construct import describe
 from forge.evalpool.judge.reference.subject import Subject, terms_of
 
 NUM_WARM_UPS = 3

@@ -23,7 +23,7 @@ import numpy as np
 from forge.evalpool.judge.channel.shm import FLOATING
 from forge.evalpool.judge.numbers.protocols import ONE_TENSOR
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.first_call import first_call
+from forge.evalpool.judge.program.dataflow import first_call
 from forge.evalpool.judge.program.walk import open_alternatives
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, STATEFUL_WORDS, Decided, Finding

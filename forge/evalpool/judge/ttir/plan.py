@@ -24,7 +24,7 @@ import numpy as np
 
 from forge.evalpool.judge.ttir import tree
 from forge.evalpool.judge.ttir.decisions import Decision, Decisions
-from forge.evalpool.judge.ttir.memory.conflicts import may_synchronise, pass_barrier
+from forge.evalpool.judge.ttir.memory.access import may_synchronise, pass_barrier
 from forge.evalpool.judge.ttir.memory.storages import Group
 from forge.evalpool.judge.ttir.parse import malformed, parse
 from forge.evalpool.judge.ttir.semantics import reduce, scan

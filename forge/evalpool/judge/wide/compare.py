@@ -46,8 +46,7 @@ from forge.evalpool.judge.channel.shm import (
     decode_part,
     integers,
 )
-from forge.evalpool.judge.numbers.blocks import Block, blocks, limit_on
-from forge.evalpool.judge.numbers.called import dtype_name
+from forge.evalpool.judge.numbers.called import Block, blocks, dtype_name, limit_on
 from forge.evalpool.judge.numbers.protocols import PRECISION, TOLERANCE
 from forge.evalpool.judge.wide.patterns import Operands, Values, describe, words_of
 

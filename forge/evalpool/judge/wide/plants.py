@@ -4,7 +4,7 @@ Called by sets.py, and by the oracle for parameters. A set is the problem's own 
 these, at places that no sample foresees: one at least in each block of BLOCK elements and in each
 row, the first and the last of an axis in some rows. Rows, columns and slabs are planted whole or in
 part. Half of the places are the same in all inputs of a shape. A line of a table makes the values
-of one kind. Whatever holds of an input in every draw holds of a planted one, too (`domain.py`):
+of one kind. Whatever holds of an input in every draw holds of a planted one, too (`sought.py`):
 rows stay sorted, a triangle stays one.
 """
 
@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from forge.evalpool.judge.wide.domain import MIN_ROW, Domain
 from forge.evalpool.judge.wide.patterns import FAR as FAR_KINDS
-from forge.evalpool.judge.wide.sought import Looks
+from forge.evalpool.judge.wide.sought import MIN_ROW, Domain, Looks
 
 BLOCK = 512
 """One plant at least in so many elements."""

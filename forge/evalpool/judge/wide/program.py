@@ -22,7 +22,6 @@ from itertools import zip_longest
 import numpy as np
 
 from forge.evalpool.judge.program import format as form
-from forge.evalpool.judge.program import signature
 from forge.evalpool.judge.program.dialect import EXTERN
 from forge.evalpool.judge.program.ops import packet
 from forge.evalpool.judge.program.walk import places
@@ -162,7 +161,7 @@ def _check_launches(program: form.Program, kinds: frozenset[str]) -> None:
         for argument, parameter in zip(node.arguments, kernel.parameters, strict=True):
             if not isinstance(argument, (form.TensorUse, form.Descriptor)):
                 continue
-            kind = signature.parse_type(parameter.type)
+            kind = form.parse_type(parameter.type)
             element = kind.element if isinstance(kind, _ADDRESSES) else ""
             dtype = program.tensors[argument.tensor].dtype
             if (element in wide_elements) != (dtype in kinds):
@@ -170,7 +169,7 @@ def _check_launches(program: form.Program, kinds: frozenset[str]) -> None:
                 raise Narrow(words, node.line)
 
 
-_ADDRESSES = (signature.Pointer, signature.Described)
+_ADDRESSES = (form.Pointer, form.Described)
 
 
 LARGEST = {

@@ -19,17 +19,18 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forge.evalpool.judge.numbers.blocks import CHUNK, blocks
 from forge.evalpool.judge.numbers.called import (
+    CHUNK,
     Called,
+    blocks,
     call_on,
     copied,
     dtype_name,
     held_tensors,
     replaced,
+    unseeded,
 )
 from forge.evalpool.judge.numbers.opcount import EXACT
-from forge.evalpool.judge.numbers.seeds import unseeded
 
 RANKS = ({"float16", "bfloat16"}, {"float32"}, {"float64"})
 """Names of float types, the narrowest first."""

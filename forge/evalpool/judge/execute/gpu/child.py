@@ -34,10 +34,9 @@ from forge.evalpool.judge.compiler.binary import Binary, Failure, FailureKind, p
 from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.call import Call, ChoiceReport, NodeTime, RunReport, parsed
 from forge.evalpool.judge.execute.gpu.card import Card
-from forge.evalpool.judge.execute.gpu.exchange import Exchange
 from forge.evalpool.judge.execute.gpu.places import BadResult, Placement, Sealed
 from forge.evalpool.judge.execute.gpu.run import CannotRun, Faulted, Loaded, Progress, failed
-from forge.evalpool.judge.execute.gpu.timing import Timer, Tuner
+from forge.evalpool.judge.execute.gpu.timing import Exchange, Timer, Tuner
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Section
 from forge.evalpool.judge.sandbox import linux

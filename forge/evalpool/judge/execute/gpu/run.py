@@ -35,7 +35,8 @@ from forge.evalpool.judge.execute.call import PROGRESS, what_of
 from forge.evalpool.judge.execute.gpu.card import Card
 from forge.evalpool.judge.execute.gpu.places import BadResult, Places, find_residency
 from forge.evalpool.judge.execute.operations import UnknownOperation
-from forge.evalpool.judge.program import ops, signature
+from forge.evalpool.judge.program import format as form
+from forge.evalpool.judge.program import ops
 from forge.evalpool.judge.program.format import (
     ITEM_BYTES,
     Choice,
@@ -458,10 +459,10 @@ def launch_config(launch: Launch, binary: Binary, *, stream: int) -> LaunchConfi
 
 def scalar(parameter: Parameter, value: Any) -> Any:
     """A number as the bytes of its parameter. Raises BadLaunch for a value that does not fit."""
-    wrong = signature.misfit(parameter.type, value)
+    wrong = form.misfit(parameter.type, value)
     if wrong:
         raise BadLaunch(f"{parameter.name}: {wrong}")
-    packed = signature.pack(parameter.type, value)
+    packed = form.pack(parameter.type, value)
     return (ctypes.c_ubyte * len(packed))(*packed)
 
 

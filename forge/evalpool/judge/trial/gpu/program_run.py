@@ -33,7 +33,7 @@ from forge.evalpool.judge.execute.executors import (
     ProgramFault,
     ProgramRefused,
 )
-from forge.evalpool.judge.numbers.blocks import CHUNK
+from forge.evalpool.judge.numbers.called import CHUNK
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.program.format import InvalidProgram, Origin, Program
 from forge.evalpool.judge.program.walk import returned_inputs
