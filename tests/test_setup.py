@@ -16,27 +16,25 @@ import pytest
 from forge.errors import MachineError
 from forge.exits import EXTRAS, ending_of
 from forge.install.__main__ import PYTHON_AT_LEAST, find_unsupported
-from forge.install.builds import (
+from forge.install.setup import (
     COMMON_ARGS,
     LINK_ARGS,
+    Installer,
     LlamaChoice,
+    Project,
+    Stamp,
     choose_llama,
     choose_torch,
     detect_accelerator,
-    is_reachable,
-    read_rocm_version,
-)
-from forge.install.setup import (
-    Installer,
-    Project,
-    Stamp,
     drop_triton,
     find_damaged,
     find_faults,
     fingerprint,
     is_done,
+    is_reachable,
     load_project,
     pin_torch,
+    read_rocm_version,
     run_command,
     write_stamp,
 )
@@ -292,8 +290,8 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A CUDA toolkit and nothing else: no ROCm."""
     home = tmp_path / "cuda"
     make_tool(home / "bin/nvcc")
-    monkeypatch.setattr("forge.install.builds.CUDA_HOME", tmp_path / "absent")
-    monkeypatch.setattr("forge.install.builds.ROCM_HOME", tmp_path / "absent")
+    monkeypatch.setattr("forge.install.setup.CUDA_HOME", tmp_path / "absent")
+    monkeypatch.setattr("forge.install.setup.ROCM_HOME", tmp_path / "absent")
     return home
 
 
@@ -310,7 +308,7 @@ def test_cuda_is_built_for_the_gpus_of_this_machine(toolkit, tmp_path):
 
 
 def test_a_compiler_beside_the_toolkit_is_found_without_being_on_path(toolkit, monkeypatch):
-    monkeypatch.setattr("forge.install.builds.CUDA_HOME", toolkit)
+    monkeypatch.setattr("forge.install.setup.CUDA_HOME", toolkit)
     env = {"PATH": "/nonexistent", "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90"}
     assert choose_llama("cuda", env).path == str(toolkit / "bin")
 

@@ -33,7 +33,7 @@ from forge.data.problem_files import find_files
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.devices import Gpu
 from forge.records import split_step
-from forge.records.rules import POLICIES, PolicyName
+from forge.records.verdict import POLICIES, PolicyName
 from forge.runner.outlets.summary import RESULTS
 from forge.runner.run import run_experiment
 from forge.runner.weights.resume import find_weights

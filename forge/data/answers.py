@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forge.records.problem import syntax_tree
 from forge.records.reason import Reason
-from forge.records.syntax import syntax_tree
 
 THINKING = "think"
 """Default tag of thinking: <think>…</think>."""

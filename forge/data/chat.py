@@ -248,17 +248,11 @@ class ChatTemplate:
         `tool_form`."""
         text = self._apply(messages, True, tools)
         return Prompt(
-            ids=tuple(self._tokenize(text)),
-            messages=tuple(messages),
-            text=text.replace(_GUARD, ""),
+            ids=tuple(self._tokenize(text)), messages=tuple(messages), text=text.replace(_GUARD, "")
         )
 
     def following(
-        self,
-        reply: Message,
-        answer_ids: Sequence[int],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, reply: Message, answer_ids: Sequence[int], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
         """Token ids after an answer, from its end on: a reply, and the generation prompt. What was
         sampled stays as it is, whatever the template makes of earlier answers."""

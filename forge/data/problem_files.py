@@ -24,8 +24,7 @@ from pathlib import Path
 from forge.config.schema import Constant
 from forge.errors import ConfigError
 from forge.records import Problem, Split
-from forge.records.problem import INPUT_SETS, Shape, has_input_sets
-from forge.records.syntax import syntax_tree
+from forge.records.problem import INPUT_SETS, Shape, has_input_sets, syntax_tree
 
 REQUIRED = ("get_inputs", "get_init_inputs")
 """Names that a problem file must define, besides the model; `get_input_sets` may replace

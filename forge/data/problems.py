@@ -17,8 +17,7 @@ from forge.data.sources.loading import load_source
 from forge.data.sources.splitting import LoadedSource, split_problems
 from forge.errors import ConfigError
 from forge.records import Problem, Split
-from forge.records.problem import INPUT_SETS
-from forge.records.syntax import syntax_tree
+from forge.records.problem import INPUT_SETS, syntax_tree
 
 SHAPE = (4, 64)
 """Shape of the tensors that a bare function gets."""

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import ast
+import threading
 from dataclasses import dataclass
 from enum import StrEnum
 
-from forge.records.syntax import syntax_tree
+_ONE = threading.Lock()
+
+
+def syntax_tree(source: str) -> ast.Module:
+    """The tree of a source. Before 3.11.8, two threads in `ast.parse` at once now and then end in
+    SystemError (python/cpython#106905). Raises as `ast.parse`."""
+    with _ONE:
+        return ast.parse(source)
+
 
 MAX_SHAPES = 16
 """Maximum number of shapes of a problem: a candidate is judged on one after another."""

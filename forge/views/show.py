@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Group as RichGroup
 from rich.text import Text
 
-from forge.records.rules import join_rules, split_rules
+from forge.records.verdict import join_rules, split_rules
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader, open_run
 from forge.views.fitting import Fitting

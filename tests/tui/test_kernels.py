@@ -11,8 +11,7 @@ from forge.store.layout import RunPaths
 from forge.tui.frame.asking import Confirm
 from forge.tui.screens.kernels import KernelsScreen
 from forge.tui.screens.rollout import RolloutScreen
-from forge.tui.widgets.row_table import RowTable
-from forge.tui.widgets.texts import MAX_COPIED
+from forge.tui.widgets.texts import MAX_COPIED, RowTable
 from tests.store.storefactory import attempt, group, problem, timing, turn, with_turns, write_run
 from tests.tui.hostile import assert_harmless, write_hostile_run
 from tests.tui.watching import (

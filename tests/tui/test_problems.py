@@ -9,7 +9,7 @@ from textual.widgets import Input
 from forge.store.layout import RunPaths
 from forge.tui.frame.asking import PacedScreen
 from forge.tui.screens.problems import AttemptsScreen, ProblemsScreen
-from forge.tui.widgets.row_table import RowTable
+from forge.tui.widgets.texts import RowTable
 from tests.store.storefactory import edit, write_run
 from tests.tui.watching import (
     LARGE,

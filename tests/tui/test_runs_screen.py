@@ -28,7 +28,7 @@ def looked_at(pilot: Pilot[None]) -> str:
 
 async def go_to(pilot: Pilot[None], name: str) -> None:
     """Moves the cursor to a run."""
-    from forge.tui.widgets.row_table import RowTable
+    from forge.tui.widgets.texts import RowTable
 
     pilot.app.screen.query_one(RowTable).choose(name)
     await settle(pilot)

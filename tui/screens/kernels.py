@@ -19,8 +19,7 @@ from forge.store.reader import RunReader
 from forge.tui.frame.asking import AskLine, Confirm, FilterLine, PacedScreen, TableScreen, ask
 from forge.tui.frame.watched import Watched
 from forge.tui.screens.rollout import RolloutScreen
-from forge.tui.widgets.row_table import Column, RowTable
-from forge.tui.widgets.texts import copy_code, kernel_facts, shown_code
+from forge.tui.widgets.texts import Column, RowTable, copy_code, kernel_facts, shown_code
 from forge.views.problems import Kernel, file_name, load_kernel, load_kernels, write_kernel
 from forge.views.text import at_least, printable
 

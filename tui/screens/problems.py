@@ -18,8 +18,7 @@ from forge.store.reader import RunReader
 from forge.tui.frame.asking import FilterLine, PacedScreen, TableScreen, following
 from forge.tui.frame.watched import Watched
 from forge.tui.screens.rollout import RolloutScreen
-from forge.tui.widgets.row_table import Column, RowTable
-from forge.tui.widgets.texts import path_of_statuses, shown_code, spark
+from forge.tui.widgets.texts import Column, RowTable, path_of_statuses, shown_code, spark
 from forge.views.problems import ORDERS, ProblemFilter, ProblemHistory, load_history, load_problems
 from forge.views.text import NONE, factor, number, printable, share
 

@@ -21,9 +21,10 @@ from textual.widgets import DataTable, Static, TabbedContent, TabPane
 from forge.store.reader import RunReader
 from forge.tui.frame.asking import AskLine, PacedScreen, ask
 from forge.tui.frame.watched import Watched
-from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import (
     MAX_SHOWN,
+    Column,
+    RowTable,
     copy_code,
     lines_with,
     marked,

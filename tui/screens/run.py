@@ -25,9 +25,8 @@ from textual.widgets import DataTable, Sparkline, Static
 from textual_plotext import PlotextPlot
 
 from forge.tui.frame.asking import AskingScreen
-from forge.tui.widgets.row_table import Column, RowTable
 from forge.tui.widgets.texts import SIGNS as VERDICT_SIGNS
-from forge.tui.widgets.texts import STOPPED, spark
+from forge.tui.widgets.texts import STOPPED, Column, RowTable, spark
 from forge.views.compare import load_gains
 from forge.views.curves import Activity, Curve, Curves, load_activity
 from forge.views.problems import load_kernels

@@ -25,7 +25,7 @@ from forge.store.layout import RunPaths, is_owned, list_runs
 from forge.store.reader import RunReader
 from forge.tui.frame.asking import STATES, AskingScreen, FilterLine, TableScreen, following
 from forge.tui.frame.watched import Watched
-from forge.tui.widgets.row_table import Column, RowTable
+from forge.tui.widgets.texts import Column, RowTable
 from forge.views.compare import UNITS, compare, render_comparison
 from forge.views.runs import load_run
 from forge.views.text import NONE, percent, printable, when

@@ -45,8 +45,7 @@ from forge.evalpool.site_packages import KEY as PACKAGES_KEY
 from forge.process.devices import Gpu
 from forge.records import Problem, Reason, Status, Verdict
 from forge.records.examination import Examination, Flag
-from forge.records.rules import rules_in_words
-from forge.records.verdict import KernelTime, OtherVerdict
+from forge.records.verdict import KernelTime, OtherVerdict, rules_in_words
 from forge.rollout.play import verdict_without_code
 from forge.tools.toolbox import describe_profile
 from forge.views.text import NONE, count, launches, percent, printable

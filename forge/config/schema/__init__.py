@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from forge.records import Split, split_step, stage_label
 from forge.records.problem import MAX_SHAPES
-from forge.records.rules import POLICIES, PolicyName, join_rules
+from forge.records.verdict import POLICIES, PolicyName, join_rules
 
 KeyPath = tuple[str | int, ...]
 """Path of a key: `("stage", 1, "steps")` is `steps` of the second `[[stage]]`."""

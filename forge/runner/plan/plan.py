@@ -48,7 +48,7 @@ from forge.evalpool.cards import require_target
 from forge.evalpool.site_packages import require_installed
 from forge.process.devices import Gpu
 from forge.records import Message, Problem, Split
-from forge.records.rules import rules_in_words
+from forge.records.verdict import rules_in_words
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.duration import PhasePlan, load_rates, predict_disk_bytes, predict_phases
 from forge.runner.plan.machine import CORES_PER_CARD, Machine, this_machine

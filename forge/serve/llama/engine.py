@@ -93,11 +93,7 @@ class TokenSampler:
         token = self._invert(len(logits), uniform)
         if greedy.any():
             token = np.where(greedy, logits.argmax(axis=1), token)
-        return Draw(
-            token=token,
-            logprob=scaled[rows, token] - log_total,
-            is_finite=is_finite,
-        )
+        return Draw(token=token, logprob=scaled[rows, token] - log_total, is_finite=is_finite)
 
     def _invert(self, num_rows: int, uniform: np.ndarray) -> np.ndarray:
         """First index whose cumulative probability exceeds uniform · total: first the block, then

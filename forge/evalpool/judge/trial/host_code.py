@@ -37,7 +37,7 @@ from forge.evalpool.judge.trial.host_parts import (
     parts_of,
     refusal,
 )
-from forge.records.syntax import syntax_tree
+from forge.records.problem import syntax_tree
 
 MAX_SHARED_BYTES = 32_000
 """A longer source has a capture child of its own."""

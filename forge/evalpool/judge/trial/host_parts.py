@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.trial.host_names import LIBRARIES
+from forge.records.problem import syntax_tree
 from forge.records.reason import Reason, Status
-from forge.records.syntax import syntax_tree
 from forge.records.verdict import Verdict
 
 Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"

@@ -28,11 +28,9 @@ from forge.evalpool.judge.numbers.protocols import PROTOCOLS, OtherProtocol
 from forge.evalpool.judge.sandbox.processes import waited_s
 from forge.evalpool.judge.trial.draws import Draw
 from forge.evalpool.judge.trial.host_code import HostCode, host_code
-from forge.records.problem import ReferenceModule
+from forge.records.problem import ReferenceModule, syntax_tree
 from forge.records.reason import Reason
-from forge.records.rules import PolicyName, split_rules
-from forge.records.syntax import syntax_tree
-from forge.records.verdict import JudgeOptions, Status, Verdict
+from forge.records.verdict import JudgeOptions, PolicyName, Status, Verdict, split_rules
 
 logger = logging.getLogger(__name__)
 
