@@ -37,8 +37,7 @@ from forge.runner.outlets import summary
 from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import grpo
-from forge.runner.weights.resume import StartingWeights
-from forge.runner.weights.sync import TurnGate, WeightSync
+from forge.runner.weights.sync import StartingWeights, TurnGate, WeightSync
 from forge.runner.work import Work, keep_counters
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, create_run, write_file

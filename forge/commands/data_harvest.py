@@ -30,7 +30,7 @@ import anyio.to_thread
 
 from forge.adapters.pools import JudgeSettings
 from forge.commands.counter import Advance, open_counter
-from forge.commands.data_folder import OUTPUTS, OutputFolder, common_facts
+from forge.commands.data_build import OUTPUTS, OutputFolder, common_facts
 from forge.config.keys import one_of
 from forge.config.schema import JudgeTable, PresetName, PromptTable
 from forge.config.schema.build import SplitTable

@@ -37,7 +37,7 @@ from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
 from forge.evalpool.pool import Pool, open_pool
 from forge.records import Evaluation, Event, Pair, Split
 from forge.rollout.batches import count_from
-from forge.rollout.ports import Scorer
+from forge.rollout.play import Scorer
 from forge.rollout.prompter import TemplatePrompter
 from forge.rollout.rewards.scorer import FunctionFile, open_scorer, try_function
 from forge.runner.live.stopping import limit_reached
@@ -64,8 +64,7 @@ from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.search import run_search_stage
 from forge.runner.stages.sft import require_roles, run_sft_stage
-from forge.runner.weights.resume import find_starting_weights, require_weights
-from forge.runner.weights.sync import TurnGate, WeightSync
+from forge.runner.weights.sync import TurnGate, WeightSync, find_starting_weights, require_weights
 from forge.serve.remote import Remote, open_remote
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights

@@ -401,7 +401,7 @@ def test_a_disk_that_is_full_before_the_first_row_is_named_with_the_directory(
     def full(path: Path, data: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("forge.commands.data_folder.write_whole", full)
+    monkeypatch.setattr("forge.commands.data_build.write_whole", full)
     with pytest.raises(MachineError, match="out: cannot be written: No space left"):
         build(tmp_path, make_rows(1))
 

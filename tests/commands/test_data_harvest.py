@@ -168,7 +168,7 @@ def test_a_harvest_that_was_killed_goes_on_elsewhere_but_not_by_another_torch(
     before = results.read_bytes()
     assert before
     with monkeypatch.context() as patched:
-        patched.setattr("forge.commands.data_folder._version", lambda name: f"another {name}")
+        patched.setattr("forge.commands.data_build._version", lambda name: f"another {name}")
         with pytest.raises(ConfigError, match=r"there: holds a build of other .*versions\.torch"):
             run(source, tmp_path / "there", monkeypatch, FakePool())
     assert results.read_bytes() == before

@@ -15,7 +15,7 @@ import pytest
 
 from forge.config.schema import Experiment
 from forge.records import Finish, Group, Status
-from forge.rollout.ports import Ports
+from forge.rollout.play import Ports
 from forge.rollout.sampling import make_sampler
 from forge.runner.stages import desk as desk_module
 from forge.runner.stages.desk import TrainerDesk, TrainerState
@@ -26,8 +26,7 @@ from forge.runner.stages.grpo import (
     alternate_with_training,
     recall_groups,
 )
-from forge.runner.weights.resume import StartingWeights
-from forge.runner.weights.sync import TurnGate, WeightSync
+from forge.runner.weights.sync import StartingWeights, TurnGate, WeightSync
 from forge.serve.port import PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
