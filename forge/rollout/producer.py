@@ -40,7 +40,8 @@ from forge.rollout.batches import (
     no_signal_error,
     oldest_step,
 )
-from forge.rollout.play import GroupPlace, Ports, Rules, play_group
+from forge.rollout.play import GroupPlace, Rules, play_group
+from forge.rollout.ports import Ports
 from forge.rollout.sampling import Sampler
 
 

@@ -37,7 +37,7 @@ from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
 from forge.evalpool.pool import Pool, open_pool
 from forge.records import Evaluation, Event, Pair, Split
 from forge.rollout.batches import count_from
-from forge.rollout.play import Scorer
+from forge.rollout.ports import Scorer
 from forge.rollout.prompter import TemplatePrompter
 from forge.rollout.rewards.scorer import FunctionFile, open_scorer, try_function
 from forge.runner.live.stopping import limit_reached

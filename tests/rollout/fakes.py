@@ -10,7 +10,8 @@ from forge.config.schema import RewardTable
 from forge.data.prompts.prompt_set import Exchange
 from forge.records import Completion, Finish, Problem, Prompt, Reason, Split, Status, Verdict
 from forge.rollout.batches import BatchPlan
-from forge.rollout.play import Ports, Rules
+from forge.rollout.play import Rules
+from forge.rollout.ports import Ports
 
 
 def problem(name: str = "p") -> Problem:

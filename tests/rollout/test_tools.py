@@ -25,7 +25,8 @@ from forge.records import (
 )
 from forge.records.problem import ReferenceModule
 from forge.rollout.batches import make_samples
-from forge.rollout.play import GroupPlace, Ports, play_group
+from forge.rollout.play import GroupPlace, play_group
+from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
 from forge.store.reader import open_run
 from forge.tools.toolbox import Toolbox

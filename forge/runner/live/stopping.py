@@ -28,7 +28,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from forge.config.schema import LimitsTable
 from forge.errors import Stopped
 from forge.records import ProcessEnd, ProcessStart
-from forge.rollout.play import Sink
+from forge.rollout.ports import Sink
 
 
 class StopRequest:

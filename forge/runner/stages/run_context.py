@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.data.problems import in_split
 from forge.records import Event, Split
-from forge.rollout.play import Ports, Rules
+from forge.rollout.play import Rules
+from forge.rollout.ports import Ports
 from forge.serve.remote import RefusedRequest
 from forge.tools.toolbox import Toolbox
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from forge.evalpool.pool import Pool
     from forge.process.control import Role
     from forge.records import Completion, Problem, Prompt
-    from forge.rollout.play import Generate, Scorer
+    from forge.rollout.ports import Generate, Scorer
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.progress import Console, Progress
     from forge.runner.live.stopping import StopRequest, StoreObserver

@@ -20,7 +20,8 @@ import anyio.to_thread
 
 from forge.config.schema import Budget, SearchStage, split_of
 from forge.records import Purpose, Turn
-from forge.rollout.play import GroupPlace, Ports, derive_seed, play_group, problem_place
+from forge.rollout.play import GroupPlace, derive_seed, play_group, problem_place
+from forge.rollout.ports import Ports
 from forge.rollout.search import JudgedAnswer, Search, attempt_of, next_search
 from forge.runner.stages.evaluate import groups_in_flight, spread
 from forge.runner.stages.run_context import RunContext

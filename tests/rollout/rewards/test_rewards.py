@@ -28,7 +28,8 @@ from forge.records import (
     Trajectory,
     Verdict,
 )
-from forge.rollout.play import GroupPlace, Ports, Rules, play_group
+from forge.rollout.play import GroupPlace, Rules, play_group
+from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
 from forge.rollout.rewards.formulas import group_advantages, is_flat, reward_terms, turn_returns
 from tests.evalpool.benches import RELU, RELU_KERNEL, Bench

@@ -15,7 +15,7 @@ import pytest
 
 from forge.config.schema import Experiment
 from forge.records import Finish, Group, Status
-from forge.rollout.play import Ports
+from forge.rollout.ports import Ports
 from forge.rollout.sampling import make_sampler
 from forge.runner.stages import desk as desk_module
 from forge.runner.stages.desk import TrainerDesk, TrainerState
