@@ -58,9 +58,9 @@ def test_a_baseline_is_found_by_another_judge(
         BaselineTimes(none, device=none, harness="", shared=none, alone=none) for _ in range(2)
     )
     assert second._read("a") is None
-    first._write("a", ONE)
+    first._keep("a", ONE)
     assert second._read("a") == ONE
-    second._write("a", Baseline(gpu_us=(1.0,), probe_us=2.0))
+    second._keep("a", Baseline(gpu_us=(1.0,), probe_us=2.0))
     assert first._read("a") != ONE
     (file,) = tmp_path.rglob("*.json")
     file.write_text('{"gpu_us": 1')

@@ -162,11 +162,14 @@ class BaselineTimes:
             found = self._measure(problem, table)
             if not found.is_steady():  # once more; the last one counts
                 found = self._measure(problem, table)
-            # Whole or absent, in place of an older one.
-            spare = self._folder / f"{key}.{os.getpid()}.{threading.get_ident()}"
-            spare.write_text(json.dumps(asdict(found)))
-            spare.replace(self._folder / f"{key}.json")
+            self._keep(key, found)
             return found
+
+    def _keep(self, key: str, found: Baseline) -> None:
+        """Writes a file whole, in place of an older one."""
+        spare = self._folder / f"{key}.{os.getpid()}.{threading.get_ident()}"
+        spare.write_text(json.dumps(asdict(found)))
+        spare.replace(self._folder / f"{key}.json")
 
     def _read(self, key: str) -> Baseline | None:
         """The baseline of a key; None if it was never measured, or its file is damaged."""
