@@ -1,5 +1,4 @@
-"""`forge.client.Judge`: order, retries, errors, and answers of other servers that are cut short or
-no HTTP."""
+"""`forge.client.Judge`: order, retries, errors, answers that are cut short or no HTTP."""
 
 import socket
 import subprocess

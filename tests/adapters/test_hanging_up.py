@@ -1,5 +1,4 @@
-"""A served pool: its routes, and clients that hang up: what waits is dropped, what runs ends and is
-cached."""
+"""A served pool whose clients hang up: what waits is dropped, what runs ends and is cached."""
 
 import json
 from collections.abc import AsyncIterator

@@ -1,5 +1,4 @@
-"""The command line: exit codes and messages of errors, help, imports, completion in a shell, and
-`forge plan --assume`."""
+"""The command line: exit codes, error messages, help, imports, completion, `plan --assume`."""
 
 import errno
 import json

@@ -1,5 +1,4 @@
-"""`forge problems check`: a table or JSON for any directory, whatever its files do, and the right
-exit code."""
+"""`forge problems check`: a table or JSON for any directory, and the right exit code."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Problems and experiments that several whole runs use, and models for GRPO to improve, each made
-once in a session."""
+"""Problems, experiments and models of several whole runs, each made once in a session."""
 
 import fcntl
 import json

@@ -1,5 +1,4 @@
-"""A small problem with its kernel, and the processes of judges that judge them, for tests of the
-pool."""
+"""A small problem with its kernel, and processes of judges that judge them."""
 
 from pathlib import Path
 

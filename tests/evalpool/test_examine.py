@@ -1,5 +1,4 @@
-"""Findings of an examination: each flag on a problem that earns it, none on honest ones, whatever
-the problem's file does."""
+"""Findings of an examination: each flag on a problem that earns it, none on honest ones."""
 
 from collections.abc import Callable
 from typing import Any, cast

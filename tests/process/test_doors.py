@@ -1,5 +1,4 @@
-"""Every door of forge, met with what no client should send: a refusal, and the next request is
-answered."""
+"""Every door of forge, met with what no client should send: it refuses, and goes on."""
 
 import json
 from collections.abc import AsyncIterator

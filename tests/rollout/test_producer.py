@@ -1,5 +1,4 @@
-"""The producer on fake ports: it never runs dry, no sample is too old, and a resume loses no group
-that was paid for."""
+"""The producer on fake ports: never dry, no sample too old, no paid group lost by a resume."""
 
 import json
 import math

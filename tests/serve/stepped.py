@@ -1,5 +1,4 @@
-"""Engines stepped in the tests' own process: requests, a loop of steps, and the distance to
-transformers."""
+"""Engines stepped in the tests' own process, and their distance to transformers."""
 
 from typing import Any
 

@@ -1,5 +1,4 @@
-"""Exported GGUF files in plain llama-cpp-python: vocabulary, chat template and the end of an
-answer."""
+"""Exported GGUF files in plain llama-cpp-python: vocabulary, template, end of an answer."""
 
 import json
 import shutil

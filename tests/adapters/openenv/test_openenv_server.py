@@ -1,5 +1,4 @@
-"""The environment over HTTP and WebSockets, with a scripted judge, and the options of its
-server."""
+"""The environment over HTTP and WebSockets, with a scripted judge, and the server's options."""
 
 import json
 from collections.abc import Iterator

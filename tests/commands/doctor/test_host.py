@@ -1,5 +1,4 @@
-"""The table of `forge doctor`: drivers, devices, container, sandbox, limits, storage, clock. Each
-row on made-up facts."""
+"""The table of `forge doctor`, from drivers to the clock: each row on made-up facts."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""GPU memory by role: the formula against measured peaks, and how it grows; shapes of models,
-before they are loaded."""
+"""GPU memory by role: the formula against measured peaks; shapes before they are loaded."""
 
 import json
 from typing import Any
