@@ -1,5 +1,7 @@
 """Fixtures of the judge's tests; `tests/conftest.py` has the bench of each device."""
 
+import gc
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -25,3 +27,13 @@ def free_host_code() -> Iterator[None]:
     """Host code may name anything: what is behind its list must hold without it."""
     with any_host_code():
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_candidate_is_left() -> Iterator[None]:
+    """A generator of one captured in this process may set the mode of gradients when it is
+    collected, which was once in a test of the trainer."""
+    yield
+    if sys.modules.pop("candidate", None) is not None:
+        gc.collect()
+        sys.modules["torch"].set_grad_enabled(True)

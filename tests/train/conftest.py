@@ -1,6 +1,5 @@
 """Fixtures of the trainer's tests: a tiny model, and a supervisor on control.sock."""
 
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,14 +23,6 @@ TEXTS = [
     f"def f(x):\n    y = tl.load(x_ptr + {n})\n    return <think>{n * n}</think>\n"
     for n in range(30)
 ]
-
-
-@pytest.fixture(autouse=True)
-def gradients() -> None:
-    """A trainer's process has gradients. Once, late in a whole run, a worker of pytest had none
-    since a test before, which was not found: 13 tests of packed rows failed."""
-    if torch := sys.modules.get("torch"):
-        torch.set_grad_enabled(True)
 
 
 @pytest.fixture(scope="session")
