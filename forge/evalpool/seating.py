@@ -6,11 +6,12 @@
 
 A judge that was quarantined is so again at its next infra fault, unless it has judged a candidate
 before. A request goes to the judge with the smallest share of its capacity in use; a judge that
-becomes free takes the first waiting request whose problem it has, or no judge has: to draw and
-capture a reference takes as long as to judge a candidate.
+becomes free takes the first waiting request of the problem that it was given last, else one whose
+problem it has, or no judge has: to draw and capture a reference takes as long as to judge a
+candidate, and a card has no room for two large draws.
 
 Promises: a seat never has more requests than `capacity`; no judge is idle while a request may go
-there; waiters are served in order, but for those whose problems are elsewhere, which are overtaken
+there; waiters are served in order, but for those of other problems, which are overtaken
 `MAX_OVERTAKEN` times a judge at most; no request waits longer than the limits below while every
 judge is down or quarantined.
 """
@@ -21,7 +22,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 import anyio
@@ -220,27 +221,31 @@ class Seating:
             self._waiters.remove(waiter)
 
     def _next(self) -> tuple[_Waiter, Seat] | None:
-        """The first waiter that has a judge to go to, or a later one at home there if the first may
-        be overtaken. None if no waiter can be served."""
+        """The waiter that costs a judge least, of equals the first, unless an earlier one was
+        overtaken too often. None if no waiter can be served."""
         # Under load one seat has room and many requests wait: work per request, not per seat.
         living = [seat for seat in self.seats if seat.state is State.UP]
         roomy = [seat for seat in living if seat.num_running < seat.capacity]
         if not self._waiters or not roomy:
             return None
-        passed: list[tuple[_Waiter, Seat]] = []
+        found: list[tuple[_Waiter, Seat]] = []
         for waiter in islice(self._waiters, LOOK_AHEAD):
-            seat = self._best(waiter, roomy, num_living=len(living))
-            if seat is None:
-                continue
-            problem = waiter.problem
-            if problem in seat.problems or not any(problem in each.problems for each in living):
-                for one, _ in passed:
-                    one.num_overtaken += 1
-                return waiter, seat
-            passed.append((waiter, seat))
-            if waiter.num_overtaken >= MAX_OVERTAKEN * len(self.seats):
-                break
-        return passed[0] if passed else None
+            if (seat := self._best(waiter, roomy, num_living=len(living))) is not None:
+                found.append((waiter, seat))
+                if waiter.num_overtaken >= MAX_OVERTAKEN * len(self.seats):
+                    break
+
+        def cost(choice: tuple[_Waiter, Seat]) -> int:
+            """0 where the judge has drawn for the problem last, 2 where another judge has it."""
+            problem, seat = choice[0].problem, choice[1]
+            if problem in seat.problems:
+                return 0 if problem == next(reversed(seat.problems)) else 1
+            return 2 if any(problem in each.problems for each in living) else 1
+
+        choice = min(found, key=cost, default=None)
+        for passed, _ in takewhile(lambda one: one is not choice, found):
+            passed.num_overtaken += 1
+        return choice
 
     def _best(self, waiter: _Waiter, roomy: Sequence[Seat], *, num_living: int) -> Seat | None:
         """The best of the seats with room; None if it must wait for one that it may take."""

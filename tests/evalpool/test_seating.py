@@ -52,6 +52,8 @@ async def test_a_free_judge_takes_candidates_of_a_problem_that_it_has() -> None:
     found = await served_by(seats_up(2), "xxxyyzz", num_served=7)  # an idle judge takes any
     assert found[:4] == [("x", "judge-0"), ("x", "judge-1"), ("x", "judge-0"), ("y", "judge-1")]
     assert set(found[4:]) >= {("y", "judge-1")}
+    found = await served_by(seats_up(1), "xyzxyzxz", num_served=8)  # a draw serves its siblings
+    assert "".join(problem for problem, _ in found) == "xxxyyzzz"
 
 
 async def test_a_candidate_whose_problem_is_elsewhere_is_overtaken_a_limited_number_of_times(

@@ -122,10 +122,15 @@ def test_draws_that_have_no_room_beside_a_new_one_are_dropped_before_it_is_made(
     monkeypatch.setattr(made, "_max_cached_bytes", limit)
     monkeypatch.setattr(made, "_cache", type(made._cache)())
     monkeypatch.setattr(made, "_draw", counted)
-    first, second = (made.hold(make_problem(f"{RELU}# room {number}")) for number in range(2))
+
+    def held(number: int) -> HostDraw:
+        made.let_go(found := made.hold(make_problem(f"{RELU}# room {number}")))
+        return found
+
+    first, second = held(0), held(1)
     assert left == [0, num_left]
-    assert made.hold(make_problem(f"{RELU}# room 1")) is second
-    assert (made.hold(make_problem(f"{RELU}# room 0")) is first) == bool(num_left)
+    assert held(1) is second
+    assert (held(0) is first) == bool(num_left)
 
 
 @pytest.mark.parametrize(("stands_s", "num_asked"), [(120.0, 2), (0.0, 3)])

@@ -424,7 +424,8 @@ def test_large_draws_make_room_for_each_other_and_not_for_a_small_one(
 
     def draw(name: str) -> CardDraw:
         problem = replace(PROBLEM, problem_id=name, source=f"import os  # {name}")
-        return references.hold(problem, shared=contextlib.nullcontext)
+        references.let_go(found := references.hold(problem, shared=contextlib.nullcontext))
+        return found
 
     first = {name: draw(name) for name in names}
     assert draw("small") is first["small"]
@@ -451,6 +452,8 @@ def test_a_large_draw_waits_until_no_other_is_held(monkeypatch: pytest.MonkeyPat
     thread.start()
     thread.join(0.3)
     assert not drawn
+    assert held(references) is first  # who comes while it waits shares what is held
+    references.let_go(first)
     assert not block.is_closed
     references.let_go(first)
     thread.join(10.0)

@@ -198,6 +198,7 @@ class References(ABC, Generic[C]):
         with self._lock:
             kept.draw.num_holders -= 1
             self._free_unheld(kept)
+            self._make_room(but=next((key for key, one in self._cache.items() if one is kept), ""))
 
     def end_idle(self) -> None:
         """Ends oracles that wait. On a card under its lease, but at the judge's end."""
@@ -240,9 +241,11 @@ class References(ABC, Generic[C]):
         return kept
 
     def _make_room(self, *, but: str = "") -> None:
-        """Retires draws but one, the oldest first, until they take no more than they may."""
+        """Retires draws but one, the oldest first, until they take no more than they may. One that
+        is held stays: it would keep its memory, and the next candidate would ask for another."""
         sizes = {key: one.num_bytes for key, one in self._cache.items()}
-        large = [key for key, size in sizes.items() if size > self.small_bytes and key != but]
+        stay = {but, *(key for key, one in self._cache.items() if one.draw.num_holders)}
+        large = [key for key, size in sizes.items() if size > self.small_bytes and key not in stay]
         kept_bytes = sum(sizes.values())
         while large and kept_bytes > self._max_cached_bytes:
             oldest = large.pop(0)

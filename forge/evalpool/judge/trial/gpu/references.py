@@ -180,13 +180,14 @@ class CardReferences(References[CardDraw]):
         may wait to have the card alone."""
 
         def has_no_large() -> bool:
-            """Retires the large draws that are kept; true if none of them is held."""
-            for key in [key for key, one in self._cache.items() if one in self._large]:
-                self._retire(key)
+            """Retires the large draws that nobody holds; true if no other one is left. Candidates
+            of a problem share its draw until then: they come one after another."""
+            for key, one in list(self._cache.items()):
+                if one in self._large and not one.draw.num_holders:
+                    self._retire(key)
             return not self._large
 
         with self._freed:
-            self._make_room()
             self._freed.wait_for(has_no_large, timeout=ROOM_TIMEOUT_S)
 
     def _draw_large(self, problem: ReferenceModule) -> CardDraw:
