@@ -28,7 +28,7 @@ from typing import Any
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.children.zygote import SIGNALLED
+from forge.evalpool.judge.children.zygote import CANDIDATE_ROLES, SIGNALLED
 from forge.evalpool.judge.sandbox import processes, proof, root
 from forge.evalpool.judge.sandbox.caps import CANDIDATE_UIDS, OTHER_UIDS, Caps, CapsKind, Cores
 from forge.evalpool.judge.sandbox.enter import Isolation
@@ -196,7 +196,7 @@ class Spawner:
         """A new child, inspected, with a user id of its own. It gets the configs of models that
         `source`, the reference that it is to run, names. Raises ZygoteGone or WeakSandbox."""
         ours, theirs = socket.socketpair()
-        uids = CANDIDATE_UIDS if role == CANDIDATE_ROLE else OTHER_UIDS
+        uids = CANDIDATE_UIDS if role in CANDIDATE_ROLES else OTHER_UIDS
         uid = uids.take() if self._has_uids else None
         core = self._cores.take()
         cores = self._cores.every if role in WIDE and not self._is_gpu else (core,)
