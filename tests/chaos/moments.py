@@ -8,7 +8,6 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,20 +120,12 @@ def meet(phase: Phase, run: RunView, target: Target, command: Command) -> list[i
         send(held, signal.SIGCONT)
         return False
 
-    _wait_in_run(is_met, command, what=f"{target} in {phase}")
-    return held
-
-
-def wait_for(phase: Phase, run: RunView, target: Target, command: Command) -> None:
-    _wait_in_run(lambda: is_reached(phase, run, target), command, what=f"{target} in {phase}")
-
-
-def _wait_in_run(holds: Callable[[], bool], command: Command, *, what: str) -> None:
     end = time.monotonic() + MEETING_S
-    while not holds():
-        assert command.code is None, f"it ended before {what}: {command.last_line()}"
-        assert time.monotonic() < end, f"no {what} within {MEETING_S:.0f} s"
+    while not is_met():
+        assert command.code is None, f"it ended before {target} in {phase}: {command.last_line()}"
+        assert time.monotonic() < end, f"no {target} in {phase} within {MEETING_S:.0f} s"
         time.sleep(POLL_S)
+    return held
 
 
 def send(pids: list[int], number: signal.Signals) -> None:
