@@ -20,13 +20,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import (
-    CHUNK,
     Called,
     blocks,
     call_on,
     copied,
     dtype_name,
     held_tensors,
+    leaves,
+    limit_on,
     replaced,
     unseeded,
 )
@@ -270,7 +271,8 @@ class _Wide(TorchDispatchMode):
         if self._is_watched:
             _require_defined(name, args, kwargs, out)
         if self._noise and name not in UNROUNDED and not func.is_view:
-            return _with_noise(out, self._noise, is_written=is_writing)
+            given = {*map(_storage, [] if is_writing else leaves([args, kwargs]))}
+            return _with_noise(out, self._noise, given=given)
         return out if is_writing else self._wide(out, False)
 
     def _wide(self, value: Any, is_writing: bool) -> Any:
@@ -315,20 +317,28 @@ def _with_ends(args: tuple[Any, ...], ends: torch.finfo) -> tuple[Any, ...]:
     return value, nan, ends.max if high is None else high, ends.min if low is None else low
 
 
-def _noisy(value: Any, noise: float, *, below: float = math.inf, is_rounded: bool = False) -> Any:
-    """A tensor with other roundings. Elements from a magnitude on stay, and those that nothing has
-    rounded, unless it is said: a sum of a few numbers of fewer digits is exact in any kernel."""
+def _noisy(
+    value: Any,
+    noise: float,
+    *,
+    below: float = math.inf,
+    is_rounded: bool = False,
+    is_own: bool = False,
+) -> Any:
+    """A tensor with other roundings, in its own memory where asked. Elements from a magnitude on
+    stay, and those that nothing has rounded, unless it is said: a sum of a few numbers of fewer
+    digits is exact in any kernel."""
     if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
         return value
-    made = torch.empty_like(value).uniform_(-1, 1).mul_(noise)
-    if not is_rounded:
-        bits = (1 << EXACT_BITS + round(math.log2(abs(noise)))) - 1
-        made.masked_fill_(value.view(torch.int64).bitwise_and(bits) == 0, 0.0)
-    made.add_(1).mul_(value)
-    if below < math.inf:
-        for block in blocks(tuple(value.shape), CHUNK):  # memory for some of a large one
-            part = value[block]
-            made[block] = torch.where(part.abs() < below, made[block], part)
+    made = value if is_own else torch.empty_like(value)
+    bits = (1 << EXACT_BITS + round(math.log2(abs(noise)))) - 1
+    for block in blocks(tuple(value.shape), limit_on(value.device)):  # a large one has no room
+        part = value[block]
+        factor = torch.empty_like(part).uniform_(-1, 1).mul_(noise)
+        if not is_rounded:
+            factor.masked_fill_(part.view(torch.int64).bitwise_and(bits) == 0, 0.0)
+        factor.add_(1).mul_(part)
+        made[block] = factor if below == math.inf else torch.where(part.abs() < below, factor, part)
     return made
 
 
@@ -347,12 +357,17 @@ def _with_ties(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], noise: 
     return value.gather(axis, at), at
 
 
-def _with_noise(out: Any, noise: float, *, is_written: bool) -> Any:
+def _with_noise(out: Any, noise: float, *, given: set[int]) -> Any:
+    """The results of an operation on tensors of `given` storages with other roundings, in their own
+    memory unless it is one of those."""
     if isinstance(out, list | tuple):
-        return type(out)(_with_noise(one, noise, is_written=is_written) for one in out)
-    if is_written and isinstance(out, torch.Tensor) and out.dtype is torch.float64:
-        return out.copy_(_noisy(out, noise))
-    return _noisy(out, noise)
+        return type(out)(_with_noise(one, noise, given=given) for one in out)
+    is_own = isinstance(out, torch.Tensor) and _storage(out) not in given
+    return _noisy(out, noise, is_own=is_own)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
 
 
 def _require_defined(name: str, args: Sequence[Any], kwargs: Any, out: Any) -> None:

@@ -1126,7 +1126,8 @@ class Arguments:
     def __init__(self, model: Any, given: list[Any], looks: Looks) -> None:
         self._looks, self._num_given = looks, len(given)
         names, self._defaults = _defaults(model, len(given), looks)
-        self._like = next((one for one in leaves(given) if one.is_floating_point()), None)
+        floats = (one for one in leaves(given) if one.is_floating_point())
+        self._like = next((one.new_zeros(()).expand(one.shape) for one in floats), None)
         self._lengths = sorted({size for one in leaves(given) for size in one.shape if size > 1})
         self._slots: dict[Path, _Slot] = {}
         self._bears_tensor: dict[Path, bool] = {}
