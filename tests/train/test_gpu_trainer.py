@@ -19,11 +19,11 @@ from tests.train.trained import job_of, weights_of
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
 STAGE = GrpoStage(
-    kind="grpo", steps=3, learning_rate=1e-3, micro_batch_tokens=400, warmup_steps=0, save_every=9
+    kind="grpo", steps=3, learning_rate=1e-3, micro_batch_tokens=400, clip_low=0.99, clip_high=99
 )
 SIZES = TinyModel(hidden_size=256, num_layers=4, head_dim=64, vocab_size=320)
 NEAR = 0.03
-"""Relative tolerance of losses and gradient norms in bf16."""
+"""Relative tolerance in bf16 if no ratio is at an edge of the clip, where a gradient jumps."""
 
 
 @pytest.fixture(scope="module")
