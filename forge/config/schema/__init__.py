@@ -952,8 +952,8 @@ class TrainStage(StageTable):
     """Keep weights, gradients and optimizer state in host memory, on a GPU one block at a time.
     Needs 2 or more GPUs, which share them (fsdp2)."""
     compile: bool = False
-    """Compile the blocks with torch.compile, 20 s of the first step: fewer, larger kernels for
-    small models."""
+    """Compile the blocks with torch.compile, 10 to 20 s of the first step: fewer, larger kernels. A
+    step of a 135M's SFT on an H200 is 40 % shorter."""
     save_every: Positive = 50
     """Steps between checkpoints; the last step always writes one."""
     save: Literal["all", "weights"] = "all"
