@@ -9,7 +9,7 @@ are rough estimates for that purpose alone.
 Inputs of a single operation are `name:sizes`, sizes being letters of the vocabulary's kinds; one
 letter is one size in a problem. After the sizes stands what the tensor holds, as for
 `ModuleWriter.input`: `?` a mask, `+` positive, `1` between 0 and 1, `=` probabilities, `-` signs,
-`<V` indices below V.
+`<V` indices below V, `#` a number.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ OFTEN = frozenset({
     *("cumsum_exclusive", "cumsum_masked", "hinge", "mse_parts", "kl_rows", "triplet"),
     *("cosine_loss", "frobenius_norm", "rms_norm_channels", "min_over", "smooth_l1", "nll"),
     *("huber_rows", "label_smoothing", "batched_vector", "l1_loss", "layer_norm_channels"),
+    *("sdpa", "huber", "normalised_rows", "matrix_scalar", "scaled_tensor"),
     *("addmm", "baddbmm", "bilinear", "outer", "any_or_all", "count_nonzero"),
 })  # fmt: skip
 """Operations that are asked for most, or have few others of their kind in the vocabulary."""
@@ -71,7 +72,7 @@ _OTHER_NAMES = {
 def single(w: ModuleWriter) -> Value:
     """One of the operations on inputs of its own."""
     table = section("singles")
-    name = w.rng.choices(list(table), weights=[10 if one in OFTEN else 1 for one in table])[0]
+    name = w.rng.choices(list(table), weights=[20 if one in OFTEN else 1 for one in table])[0]
     one = table[name]
     declared = [each.partition(":") for each in one.inputs.split()]
     letters = re.findall(r"[A-Z]8?", " ".join(text for _, _, text in declared))
@@ -80,9 +81,9 @@ def single(w: ModuleWriter) -> Value:
     given: dict[str, Given] = {**dims}
     values: list[Value] = []
     for each, _, text in declared:
-        match = re.fullmatch(r"([A-Z0-9,]*?)(\?|\+|=|-|<[A-Z]|1)?", text)
+        match = re.fullmatch(r"([A-Z0-9,]*?)(\?|\+|=|-|#|<[A-Z]|1)?", text)
         assert match is not None
-        sizes = [dims.get(size) or number(size) for size in match[1].split(",")]
+        sizes = [dims.get(size) or number(size) for size in match[1].split(",") if size]
         kind = match[2] or ""
         value = w.input(
             sizes, kind=kind[:1], below=dims[kind[1:]] if kind[1:] else None,
@@ -117,30 +118,39 @@ def product(w: ModuleWriter) -> Value:
 
 def lone_product(w: ModuleWriter) -> Value:
     """A matrix product that stands alone: most are of two inputs."""
-    return w.rng.choice((*[_two_inputs] * 6, *[_of_tensor] * 2, _batched, _rows))(w)
+    return w.rng.choice((*[_two_inputs] * 6, *[_of_tensor] * 3, *[_batched] * 2, _rows))(w)
+
+
+def _first_product(w: ModuleWriter, num: int) -> Value:
+    """A product before others: before one other, three of four are of two inputs."""
+    return lone_product(w) if num == 2 and w.rng.random() < 0.8 else product(w)
 
 
 def _rows(w: ModuleWriter) -> Value:
     first, second = w.rng.choice((("D", "E"), ("D8", "E8"), ("D8", "E8")))
-    return _linear(w, (w.size("B"), w.size(first)), w.size(second))
+    return _linear(w, w.input((w.size("B"), w.size(first))), w.size(second))
 
 
 def _tokens(w: ModuleWriter) -> Value:
-    return _linear(w, (w.size("B"), w.size("T"), w.size("D8")), w.size("E8"))
+    return _linear(w, w.input((w.size("B"), w.size("T"), w.size("D8"))), w.size("E8"))
 
 
-def _linear(w: ModuleWriter, dims: tuple[Dim, ...], into: Dim) -> Value:
+def _linear(w: ModuleWriter, start: Value, into: Dim) -> Value:
     """`x @ w.T + b` for the last dimension, or without `b`."""
-    start = w.input(dims)
+    dims = start.dims
     name = w.rng.choice(("linear", "linear_no_bias"))
     w.ops.append(name)
     hint = w.rng.choice(("linear", "linear", "fc", "gemm", "gemm", "matmul", "matmul"))
     w.flops += 2.0 * count(dims) * into.size
     w.num_bytes += 4 * dims[-1].size * into.size
     w.weight_std = -1.0
-    found = w.apply(section("products")[name], start, hint, D=dims[-1], E=into)
+    one = section("products")[name]
+    layers = tuple(form for form in one.forms if " <- " in form)
+    one = replace(one, forms=layers) if w.rng.random() < 0.6 else one
+    found = w.apply(one, start, hint, D=dims[-1], E=into)
     std = _std_after(w, start, dims[-1].least)
-    return replace(found, dims=(*dims[:-1], into), std=std, mean=0.0, is_positive=False)
+    facts = {"std": std, "mean": 0.0, "is_positive": False, "flat": Facts()}
+    return replace(found, dims=(*dims[:-1], into), **facts)
 
 
 def _std_after(w: ModuleWriter, x: Value, fan_in: int) -> float:
@@ -161,30 +171,38 @@ def _two_inputs(w: ModuleWriter) -> Value:
         "vector": ((m, k), (k, ONE)), "diagonal": ((m,), (m, n)), "triangles": ((m, m), (m, m)),
         "square": ((m, m), (m, m)),
     }  # fmt: skip
-    x, y = _two(w, *shapes.get(end, ((m, k), (k, n))))
+    kind = w.rng.choice(("", "u", "l")) if end == "triangles" else ""
+    x, y = _two(w, *shapes.get(end, ((m, k), (k, n))), kind=kind)
     inner = {"diagonal": ONE, "triangles": m, "square": m}.get(end, k)
     dims = (m, ONE if end == "vector" else m if end in ("triangles", "square") else n)
     name = "a_b" if end == "square" else end
     return _multiplied(w, f"matmul_{name}", x, y, dims, inner)
 
 
-def _two(w: ModuleWriter, first: tuple[Dim, ...], second: tuple[Dim, ...]) -> tuple[Value, Value]:
-    left, right = ("A", "A", "A", "a", "x"), ("B", "B", "B", "b", "y")
-    return w.input(first, name=w.rng.choice(left)), w.input(second, name=w.rng.choice(right))
+def _two(
+    w: ModuleWriter, first: tuple[Dim, ...], second: tuple[Dim, ...], *, kind: str = ""
+) -> tuple[Value, Value]:
+    left, right = w.rng.choice((*[("A", "B")] * 4, ("a", "b"), ("x", "y")))
+    return w.input(first, name=left, kind=kind), w.input(second, name=right, kind=kind)
 
 
 def _of_tensor(w: ModuleWriter) -> Value:
     """A product of a tensor with three or four axes and a matrix."""
-    rows = tuple(w.size(letter) for letter in w.rng.choice(("BT", "BT", "BGT")))
+    rows = tuple(w.size(letter) for letter in w.rng.choice(("BT", "BM", "BGT", "BGT")))
     k, n = (w.size(letter) for letter in w.rng.choice(("DE", "QN")))
-    x, y = _two(w, (*rows, k), (k, n))
-    return _multiplied(w, f"matmul_{len(rows) + 1}d", x, y, (*rows, n), k)
+    turned = w.rng.choice(("", "_turned"))
+    x, y = _two(w, (*rows, k), (n, k) if turned else (k, n))
+    return _multiplied(w, f"matmul_{len(rows) + 1}d{turned}", x, y, (*rows, n), k)
 
 
 def _batched(w: ModuleWriter) -> Value:
-    b, m, k, n = w.size("B"), w.size("T"), w.size("K"), w.size("S")
-    name = w.rng.choice(("bmm", "bmm_turned"))
-    x, y = _two(w, (b, m, k), (b, k, n) if name == "bmm" else (b, n, k))
+    b, m, k, n = (w.size(letter) for letter in w.rng.choice(("BTKS", "BMQN")))
+    name = w.rng.choice(("bmm", "bmm_turned", "bmm_first_turned", "bmm_both_turned"))
+    is_first, is_second = (
+        "first" in name or "both" in name,
+        name in ("bmm_turned", "bmm_both_turned"),
+    )
+    x, y = _two(w, (b, k, m) if is_first else (b, m, k), (b, n, k) if is_second else (b, k, n))
     return _multiplied(w, name, x, y, (b, m, n), k)
 
 
@@ -217,10 +235,19 @@ def image_input(w: ModuleWriter, num_sides: int) -> Value:
 
 def convolution(w: ModuleWriter) -> Value:
     """A convolution in one, two or three dimensions, plain or transposed."""
-    x = image_input(w, w.rng.choice((1, 2, 2, 2, 3, 3)))
-    if w.rng.random() < 0.38:
+    x = image_input(w, w.rng.choice((1, 2, 2, 2, 2, 3, 3, 3)))
+    if w.rng.random() < 0.46:
         return _transposed(w, x, w.size("O"))
-    kinds = (*["plain"] * 7, "grouped", "depthwise", "dilated", "dilated", "pointwise", "separable")
+    kinds = (
+        *["plain"] * 7,
+        "grouped",
+        "depthwise",
+        "depthwise",
+        "dilated",
+        "dilated",
+        "pointwise",
+        "separable",
+    )
     kind = w.rng.choice(kinds)
     return _convolved(w, x, kind)
 
@@ -232,34 +259,49 @@ def _windows(w: ModuleWriter, n: int, choices: Sequence[int]) -> tuple[int, ...]
     return (w.rng.choice(choices),) * n
 
 
-def _shown(values: tuple[int, ...]) -> int | tuple[int, ...]:
-    """One number where it is that of all sides."""
-    return values if len(set(values)) > 1 else values[0]
+def _shown(values: tuple[int, ...], *, whole: bool = False) -> int | tuple[int, ...]:
+    """One number where it is that of all sides, but for a `whole` tuple."""
+    return values if whole or len(set(values)) > 1 else values[0]
+
+
+def _kernel(w: ModuleWriter, kernels: tuple[int, ...]) -> tuple[str, int | tuple[int, ...]]:
+    """Text and value of a kernel's size: as a tuple of one number, if its sides have no others."""
+    [*sizes] = {*kernels} - {1}
+    if len(kernels) > 1 and len(sizes) == 1 and w.rng.random() < (0.2 if 1 not in kernels else 0.7):
+        texts = ("%kernel_size" if size > 1 else "1" for size in kernels)
+        return f"({', '.join(texts)})", sizes[0]
+    return "%kernel_size", _shown(kernels)
 
 
 def _convolved(w: ModuleWriter, x: Value, kind: str) -> Value:
     rng, n, channels = w.rng, len(x.sides), x.dims[1]
     is_point = kind == "pointwise"
-    kernels = _windows(w, n, (1,) if is_point else (3, 3, 3, 2, 5) if n < 3 else (3, 3, 2))
-    strides = _windows(w, n, (1,) if is_point else (1, 1, 1, 2))
-    dilations = _windows(w, n, (1, 2)) if kind == "dilated" and max(kernels) < 5 else (1,) * n
+    kernels = _windows(w, n, (1,) if is_point else (3, 3, 3, 2, 5, 7) if n < 3 else (3, 3, 2, 5))
+    if n > 1 and rng.random() < 0.1:
+        kernels = (*kernels[:-1], 1)
+    strides = _windows(w, n, (1,) if is_point else (1, 1, 1, 2, 3))
+    dilations = _windows(w, n, (1, 2, 3)) if kind == "dilated" and max(kernels) < 5 else (1,) * n
+    whole = len({*kernels}) > 1 and rng.random() < 0.5
     sames = [d * (k - 1) // 2 if k % 2 else 0 for k, d in zip(kernels, dilations, strict=True)]
     paddings = rng.choice(((0,) * n, tuple(sames), tuple(sames), (0 if is_point else 1,) * n))
     groups = rng.choice((2, 4)) if kind == "grouped" else 1
     is_deep = kind in ("depthwise", "separable")
     out = channels if is_deep else w.size("O")
     is_plain = kind in ("plain", "dilated", "pointwise")
-    own = is_plain and rng.random() > max(w.style.layer_share, 0.5)
+    own = is_plain and rng.random() > max(w.style.layer_share, 0.85)
     one = section("products")["depthwise" if is_deep else "conv_own" if own else "conv"]
     values = {
-        "stride": _shown(strides), "padding": _shown(paddings), "dilation": _shown(dilations),
+        "stride": _shown(strides, whole=whole), "padding": _shown(paddings, whole=whole),
+        "dilation": _shown(dilations, whole=whole),
     }  # fmt: skip
     values |= {} if is_deep else {"groups": groups}
     name = f"conv{n}d" + ("" if kind == "plain" else f"_{kind}")
     w.ops.append(f"{name}_k{kernels[0]}s{strides[0]}")
     w.weight_std = -1.0
+    shown, size = _kernel(w, kernels)
+    one = one.formed("%kernel_size", shown)
     found = w.apply(
-        _ending(w, one, own=own, kernel_size=_shown(kernels), **values), x,
+        _ending(w, one, own=own, kernel_size=size, **values), x,
         rng.choice(("conv", "conv", "conv1", f"conv{n}d", f"conv{n}d")), C=channels, O=out,
         nd=f"{n}d", ones=", ".join(map(str, kernels)), units=", ".join(["1"] * n),
     )  # fmt: skip
@@ -279,34 +321,38 @@ def _convolved(w: ModuleWriter, x: Value, kind: str) -> Value:
 
 def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
     rng, n = w.rng, len(x.sides)
-    kernels = _windows(w, n, (2, 3, 3, 4) if n < 3 else (2, 3, 3))
-    strides = _windows(w, n, (1, 2, 2))
+    kernels = _windows(w, n, (2, 3, 3, 4, 5) if n < 3 else (2, 3, 3, 5))
+    strides = _windows(w, n, (1, 2, 2, 3) if n < 3 else (1, 2, 2))
     if n == 3:  # eight times as many places after it
         halved = {i for i, stride in zip(x.sides, strides, strict=True) if stride > 1}
         dims = (w.halved(dim) if i in halved else dim for i, dim in enumerate(x.dims))
         x = replace(x, dims=(*dims,))
     paddings = _windows(w, n, (0, 1)) if min(kernels) > 2 else (0,) * n
-    dilations = _windows(w, n, (1, 1, 1, 2)) if max(kernels) < 4 else (1,) * n
-    is_two = {*strides} == {2} and {*paddings} == {1} and {*kernels} == {3} and {*dilations} == {1}
-    extra = 1 if is_two and rng.random() < 0.5 else 0
-    own = rng.random() > max(w.style.layer_share, 0.7)
+    dilations = _windows(w, n, (1, 1, 1, 2, 3)) if max(kernels) < 4 else (1,) * n
+    extra = int(min(strides) > 1 and rng.random() < 0.35)
+    groups = rng.choice((1, 1, 1, 1, 2, 4))
+    own = groups == 1 and rng.random() > max(w.style.layer_share, 0.9)
+    whole = len({*kernels}) > 1 and rng.random() < 0.5
     one = section("products")["transposed_own" if own else "transposed"]
     values = {
-        "stride": _shown(strides), "padding": _shown(paddings), "output_padding": extra,
-        "dilation": _shown(dilations),
+        "stride": _shown(strides, whole=whole), "padding": _shown(paddings, whole=whole),
+        "output_padding": _shown((extra,) * n, whole=whole),
+        "dilation": _shown(dilations, whole=whole), "groups": groups,
     }  # fmt: skip
     w.ops.append(f"conv_transpose{n}d_k{kernels[0]}s{strides[0]}")
     w.weight_std = -1.0
     names = ("conv_transpose", f"conv_transpose{n}d", f"conv{n}d_transpose", "deconv", "conv")
+    shown, size = _kernel(w, kernels)
+    one = one.formed("%kernel_size", shown)
     found = w.apply(
-        _ending(w, one, own=own, kernel_size=_shown(kernels), **values), x, rng.choice(names),
+        _ending(w, one, own=own, kernel_size=size, **values), x, rng.choice(names),
         C=x.dims[1], O=out, nd=f"{n}d", ones=", ".join(map(str, kernels)),
     )  # fmt: skip
     sides = tuple(
         x.dims[i].times(s, d * (k - 1) + 1 + extra - s - 2 * p)
         for i, k, s, p, d in zip(x.sides, kernels, strides, paddings, dilations, strict=True)
     )
-    w.flops += 2.0 * count(x.dims) * math.prod(kernels) * out.size
+    w.flops += 2.0 * count(x.dims) * math.prod(kernels) * out.size / groups
     dims = (x.dims[0], out, *sides)
     w.note(replace(found, dims=dims))
     std = _std_after(w, x, x.dims[1].least * 2)
@@ -420,7 +466,11 @@ def parameter(w: ModuleWriter, x: Value) -> Value:
     sizes = ", ".join(["$C", *["1"] * (x.rank - 1 - x.channel)])
     if x.is_channels_first and w.rng.random() < 0.3:
         sizes = f"1, {sizes}"
-    one, hint = section("parameters")[name].formed("§", f"[{sizes}]"), "biased" * (name == "add")
+    ones = ", 1" * len(x.sides)
+    shown = w.rng.choice(
+        (*[f"[{sizes}]"] * 8, "[1]", f"[$C].view(1, -1{ones})" if ones else "[$C]")
+    )
+    one, hint = section("parameters")[name].formed("§", shown), "biased" * (name == "add")
     given = {"C": x.dims[x.channel]}
     return w.step(
         f"{name}_parameter", one, x, hint, given, std=1.3 * x.std, flat=Facts(), is_positive=False
@@ -456,20 +506,21 @@ def gated_halves(w: ModuleWriter, x: Value) -> Value:
 
 # norms
 
-LAYERS = frozenset({"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"})
+LAYERS = {"group_norm": 14, "batch_norm": 8, "instance_norm": 4, "layer_norm": 4, "rms_norm": 2}
+"""Weights of norms that are asked for more than others."""
 
 
 def norm(w: ModuleWriter, x: Value) -> Value:
     """A normalisation with or without parameters."""
     flat = norms(x)
-    layers = [3 if name in LAYERS else 1 for name in sorted(flat)]
-    name = w.rng.choices(sorted(flat), weights=layers)[0]
+    name = w.rng.choices(sorted(flat), weights=[LAYERS.get(name, 1) for name in sorted(flat)])[0]
     dim, one = x.dims[x.channel], section("norms")[name]
     if not dim.text:
         one = replace(one, forms=tuple(form for form in one.forms if "$C" not in form))
     nd = {2: "1d", 3: "1d", 4: "2d", 5: "3d"}.get(x.rank, "")
     hint = w.rng.choice(("norm", "normed", "normalized", name))
-    given: dict[str, Given] = {"C": dim, "at": str(x.channel), "nd": nd}
+    shape = w.shape("normalized_shape", x.dims[1:]) if name == "layer_norm_sides" else ""
+    given: dict[str, Given] = {"C": dim, "at": str(x.channel), "nd": nd, "shape": shape}
     is_signed = name not in ("lrn", "l1_normalize", "l2_normalize", "rms_norm", "max_normalize")
     std = {"lrn": x.std * 0.8, "l2_normalize": 0.2, "l1_normalize": 0.05}.get(name, 1.0)
     mean = 0.0 if is_signed else min(x.mean, 0.5)
@@ -486,15 +537,19 @@ def norms(x: Value) -> dict[str, Facts]:
         return {}
     found = {
         "l2_normalize": Facts(), "max_normalize": Facts(), "standardise": Facts({at}),
-        "l1_normalize": Facts({at}) if x.is_positive else Facts(),
+        "l1_normalize": Facts({at}) if x.is_positive else Facts(), "centre": Facts({at}),
     }  # fmt: skip
     if at == x.rank - 1 and dim.text:
         found |= {"layer_norm": Facts({at}), "rms_norm": Facts()}
     if dim.text and (sides or x.rank == 2):
         if x.rank != 3:
             found["batch_norm"] = Facts({0, *sides})
-        if sides and dim.multiple >= 4:
+        if dim.multiple >= 4:
             found["group_norm"] = Facts({1, *sides})
+        if not sides:
+            found["instance_norm_rows"] = Facts({at})
+    if sides and all(x.dims[i].text for i in (1, *sides)):
+        found["layer_norm_sides"] = Facts({1, *sides})
     if sides:
         found |= {"instance_norm": Facts(sides), "lrn": Facts()}
     return {name: flat for name, flat in found.items() if not flat & x.flat}
@@ -514,26 +569,54 @@ def pool(w: ModuleWriter, x: Value) -> Value:
     name = name.replace("avg", "max") if is_flat else name
     w.ops.append(name)
     one = section("pools")[name]
-    kernel = w.rng.choice((2, 2, 3, 3, 4, 5) if len(x.sides) < 3 else (2, 2, 3))
-    kernel = min(kernel, *(x.dims[i].least for i in x.sides))
+    kernel = w.rng.choice((2, 2, 3, 3, 4, 5, 7) if len(x.sides) < 3 else (2, 2, 3))
+    side = min(x.dims[i].least for i in x.sides)
+    kernel = min(kernel, side)
     stride = w.rng.choice((kernel, kernel, 2, 1))
-    padding = w.rng.choice((0, 0, 1)) if kernel > 2 and name != "lp_pool" else 0
+    padding = w.rng.choice((0, 0, 1, kernel // 2)) if kernel > 2 and name != "lp_pool" else 0
+    dilation = w.rng.choice((1, 1, 2, 3)) if name == "max_pool" else 1
+    dilation = 1 if dilation * (kernel - 1) >= side else dilation
     size = w.rng.choice(("kernel_size", "kernel_size", "pool_kernel_size", "pool_size"))
     end = w.rng.choice((f"%{size}", f"kernel_size=%{size}" if name != "lp_pool" else f"%{size}"))
-    end += "" if stride == kernel and w.rng.random() < 0.5 else ", stride=%stride"
-    end += ", padding=%padding" if padding else ""
+    usual = stride == kernel and w.rng.random() < 0.6  # the stride is that of no number
+    shows_all = name != "lp_pool" and w.rng.random() < 0.4
+    end += "" if usual and not shows_all else ", stride=%stride"
+    end += ", padding=%padding" if padding or shows_all else ""
+    if name == "max_pool":
+        end += ", dilation=%dilation" if dilation > 1 or shows_all else ""
+        end += (
+            w.rng.choice(("", ", ceil_mode=%ceil_mode", ", return_indices=%return_indices"))
+            * shows_all
+        )
     is_avg = padding and name == "avg_pool" and w.rng.random() < 0.4
     end += ", count_include_pad=%count_include_pad" if is_avg else ""
-    constants = {size: kernel, "stride": stride, "padding": padding, "count_include_pad": False}
+    constants: dict[str, Number] = dict.fromkeys(
+        ("ceil_mode", "return_indices", "count_include_pad"), False
+    )
+    constants |= {size: kernel, "padding": padding, "dilation": dilation}
+    constants["stride"] = None if usual else stride
     one = one.formed("$end", end, **constants)
     if name == "lp_pool" and not x.is_positive:
         x = replace(w.apply(section("pools")["magnitude"], x, "magnitude"), is_positive=True)
     found = w.apply(one, x, "pool", nd=nd)
     sides = tuple(
-        x.dims[i].strided(kernel=kernel, stride=stride, padding=padding) for i in x.sides
-    )  # fmt: skip
+        x.dims[i].strided(kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+        for i in x.sides
+    )
     mean = x.mean + 0.7 * x.std * (name == "max_pool")
     return replace(found, dims=(*x.dims[:2], *sides), mean=mean, std=0.7 * x.std, flat=Facts())
+
+
+def pool_rows(w: ModuleWriter, x: Value) -> Value:
+    """A window over the features of rows."""
+    name, kernel = w.rng.choice(("max_pool_rows", "avg_pool_rows")), w.rng.choice((2, 3, 4))
+    size = w.rng.choice(("kernel_size", "pool_kernel_size", "pool_size"))
+    end = w.rng.choice((f"%{size}", f"kernel_size=%{size}"))
+    one = section("pools")[name].formed("$end", end, **{size: kernel})
+    last = x.dims[1].strided(kernel=kernel, stride=kernel, padding=0)
+    mean = x.mean + 0.7 * x.std * (name == "max_pool_rows")
+    facts = {"mean": mean, "std": 0.7 * x.std, "flat": Facts()}
+    return w.step(name, one, x, "pool", dims=(x.dims[0], last), **facts)
 
 
 def reshape_sides(w: ModuleWriter, x: Value) -> Value:
@@ -569,7 +652,8 @@ def reduce(
     w: ModuleWriter, x: Value, *, at: tuple[int, ...] = (), is_global: bool = False
 ) -> Value:
     """A reduction of the given dimensions, or of one, of the sides, or of all but the batch."""
-    options = [(x.channel,), (x.channel,), x.sides or (x.rank - 1,)]
+    options = [(x.channel,), (x.channel,), x.sides or (x.rank - 1,)] * 3
+    options.append(tuple(range(1, x.rank)))
     at = at or w.rng.choice(options)
     if any(x.dims[i].least <= 1 for i in at):
         at = tuple(range(1, x.rank))
@@ -609,7 +693,7 @@ def reduce(
 
 
 def _reductions(x: Value, at: tuple[int, ...], *, is_global: bool) -> list[str]:
-    names = ["sum", "mean", "amax", "amin", "logsumexp", "norm", "var", "std"]
+    names = ["sum", "mean", "amax", "amin", "logsumexp", "logsumexp"] * 2 + ["norm", "var", "std"]
     if x.flat & set(at):
         names = ["amax", "amin", "logsumexp"]
     elif is_global:
@@ -635,18 +719,20 @@ def running(w: ModuleWriter, x: Value) -> Value:
 def follow(w: ModuleWriter, x: Value, first: Value | None) -> Value:
     """One step that fits the value, drawn by weight."""
     options: list[tuple[float, Callable[[], Value]]] = [
-        (26, lambda: pointwise(w, x, w.rng.choice(_fitting(x, section("activations"))))),
-        (6, lambda: pointwise(w, x, w.rng.choice(_fitting(x, section("elementwise"))))),
+        (30, lambda: pointwise(w, x, w.rng.choice(_fitting(x, section("activations"))))),
+        (3, lambda: pointwise(w, x, w.rng.choice(_fitting(x, section("elementwise"))))),
         (12, lambda: scale(w, x)),
-        (7, lambda: shift(w, x)),
+        (6, lambda: shift(w, x)),
         (9, lambda: residual(w, x, first)),
     ]
-    if x.std > 0.02:
-        options += [(6, lambda: clamp(w, x)), (4, lambda: extreme(w, x))]
+    if x.std > max(0.02, abs(x.mean) / 2):  # else it saturates at other sizes
+        options += [(9, lambda: clamp(w, x)), (4, lambda: extreme(w, x))]
     if x.rank > 1 and x.dims[x.channel].text not in ("", "1"):
         options.append((13, lambda: parameter(w, x)))
+    if x.rank == 2 and not x.is_channels_first and x.dims[1].text not in ("", "1"):
+        options += [(4, lambda: _linear(w, w.read(x), w.size("E8"))), (4, lambda: pool_rows(w, x))]
     if norms(x):
-        options.append((9, lambda: norm(w, x)))
+        options.append((24, lambda: norm(w, x)))
     if x.is_signal:
         options += [(10, lambda: pool(w, x)), (2, lambda: reshape_sides(w, x))]
     if x.rank > 1 and x.dims[x.channel].least > 2 and x.channel not in x.flat:
@@ -659,6 +745,10 @@ def follow(w: ModuleWriter, x: Value, first: Value | None) -> Value:
     return w.rng.choices([option for _, option in options], weights=weights)[0]()
 
 
+_COMMON = frozenset({
+    "relu", "leaky_relu", "gelu", "silu", "mish", "hardswish", "tanh", "sigmoid", "hardtanh",
+})  # fmt: skip
+"""Activations that are asked for more than others."""
 _IDLE_IF_POSITIVE = frozenset({
     "relu", "leaky_relu", "prelu", "relu6", "abs", "cone", "threshold", "elu", "selu", "celu",
     "signed_sqrt", "sqrt_abs", "symlog",
@@ -666,7 +756,7 @@ _IDLE_IF_POSITIVE = frozenset({
 _NEEDS_SMALL = frozenset({
     "exp", "exp2", "expm1", "sinh", "cube", "square", "cosh_log", "squared_relu", "star_relu",
     "gaussian", "rational", "sigmoid", "hardsigmoid", "tanh", "erf", "sin", "cos", "sinc",
-    "lecun_tanh", "softsign", "atan", "logit", "rsqrt", "polynomial", "snake",
+    "lecun_tanh", "softsign", "atan", "logit", "rsqrt", "polynomial", "snake", "hardtanh",
 })  # fmt: skip
 _NEEDS_SPREAD = frozenset({"tanhshrink", "softshrink", "hardshrink", "threshold", "cone"})
 _NEEDS_SOME_SPREAD = frozenset({
@@ -686,7 +776,7 @@ def _fitting(x: Value, table: dict[str, Operation]) -> list[str]:
         out |= _NEEDS_SPREAD
     if x.std < 0.1:
         out |= _NEEDS_SOME_SPREAD
-    return [name for name in table if name not in out]
+    return [name for name in table if name not in out for _ in range(1 + 3 * (name in _COMMON))]
 
 
 NUM_OPERATIONS = {1: 40, 2: 20, 3: 18, 4: 12, 5: 7, 6: 3}
@@ -738,7 +828,9 @@ def _is_kernelbenchs(ops: Sequence[str], text: str) -> bool:
 _WORDS = {
     "mul_parameter": "scale", "div_parameter": "scale", "shift": "add", "add_parameter": "add",
     "sub_parameter": "add", "residual": "add", "other_input": "add", "silu": "swish", "amax": "max",
-    "amin": "min", "maximum": "max", "minimum": "min", "max_parameter": "max",
+    "amin": "min", "maximum": "max", "minimum": "min", "max_parameter": "max", "hardtanh": "clamp",
+    "centre": "add", "max_pool_rows": "maxpool", "avg_pool_rows": "avgpool",
+    "instance_norm_rows": "instancenorm", "layer_norm_sides": "layernorm",
     "global_mean": "globalavgpool",
 }  # fmt: skip
 """Words of a summary for operations that have other names."""
@@ -759,7 +851,8 @@ def summary(ops: Sequence[str]) -> str:
 
 def _definitions(sizes: Mapping[str, int], text: str) -> str:
     """The sizes that the text has, as lines of it."""
-    return "\n".join(f"{n} = {v}" for n, v in sizes.items() if f"\n{n} = " in text)
+    found = {n: re.search(rf"^(?:\w+, )*{n}(?:, \w+)* = ", text, re.MULTILINE) for n in sizes}
+    return "\n".join(f"{n} = {v}" for n, v in sizes.items() if found[n])
 
 
 def _large(key: str, num: int) -> Mapping[str, int]:
@@ -787,8 +880,8 @@ def _write(key: str, num: int, sizes: SizeDraw) -> tuple[ModuleWriter, str]:
 def _lone(w: ModuleWriter) -> Value:
     """One operation."""
     kinds = {
-        "table": 26, "convolution": 28, "product": 14, "reduction": 9, "pool": 8, "pointwise": 7,
-        "norm": 5, "softmax": 2, "running": 1,
+        "table": 28, "convolution": 30, "product": 14, "reduction": 8, "pool": 7, "pointwise": 6,
+        "norm": 4, "softmax": 2, "running": 1,
     }  # fmt: skip
     kind = w.rng.choices(list(kinds), weights=list(kinds.values()))[0]
     if kind == "table":
@@ -822,15 +915,16 @@ def _tensor(w: ModuleWriter, shapes: Sequence[str] = TENSORS) -> Value:
 
 
 def _chain(w: ModuleWriter, num: int) -> Value:
-    """Several operations; of four, three begin with a product or a convolution."""
-    if w.rng.random() < 0.75:
-        x = w.read(product(w) if w.rng.random() < 0.45 else convolution(w))
+    """Several operations; of eight, seven begin with a product or a convolution."""
+    if w.rng.random() < 0.88:
+        x = w.read(_first_product(w, num) if w.rng.random() < 0.45 else convolution(w))
     else:
         x = _tensor(w)
     first: Value | None = None
     while len(w.ops) < num:
         if w.ops and not first and w.rng.random() < 0.3 and num - len(w.ops) > 1 and x.rank > 1:
-            name = w.rng.choice(("residual", "identity", "skip", "saved", "shortcut"))
+            names = ("residual", "identity", "original_x", "original_x", "saved", "shortcut")
+            name = w.rng.choice(names)
             x, first = w.kept(x, name)
         before = x
         w.note(x)

@@ -2,7 +2,8 @@
 
 An operation of the vocabulary is a list of forms that mean the same, of which the writer takes one:
 
-    "nn.LeakyReLU(%slope) <- $x"        a layer in the constructor, and its call
+    "nn.LeakyReLU(%slope) <- $x"        a layer in the constructor, and its call; after `->` stands
+                                        what is written behind that
     "F.leaky_relu($x, %slope)"          an expression; F is written as the style imports it
     "$x * &scale[$D]"                   `&name[sizes]` is a parameter of the module
     "_s = $q @ $k.mT\nF.softmax(_s, dim=-1)"   statements, `_name` is a local; the last is the value
@@ -29,7 +30,7 @@ from random import Random
 from typing import Any
 
 VOCABULARY = Path(__file__).with_name("vocabulary.toml")
-Number = float | int | bool | str | tuple[int, ...]
+Number = float | int | bool | str | tuple[int, ...] | None
 Constants = dict[str, tuple[Number, ...]]
 """Choices of each constant by name."""
 
@@ -199,23 +200,45 @@ class WritingStyle:
     """True if a convolution's stride, padding and the like are written where they are usual."""
     is_spaced: bool
     """True with two empty lines between the parts, as formatters write."""
+    has_shape: bool
+    """True if `get_inputs` has the sizes of a sample under one name."""
+    gives_numbers: bool
+    """True if `get_init_inputs` has numbers in place of the names of constants."""
+    joins_sides: bool
+    """True for `height, width = 16, 12`."""
+    has_products: bool
+    """True for even sizes as `8 * 2`."""
+    heading: tuple[str, ...]
+    """What stands above the constants."""
 
     @classmethod
     def draw(cls, rng: Random) -> WritingStyle:
         return cls(
             functional=rng.choice(("F", "F", "nn.functional", "torch.nn.functional")),
             layer_share=rng.choice((0.2, 0.6, 0.9)),
-            is_nested=rng.random() < 0.25,
-            renames=rng.random() < 0.2,
+            is_nested=rng.random() < 0.15,
+            renames=rng.random() < 0.12,
             is_typed=rng.random() < 0.5,
             doc=rng.choice(("", "line", "sections", "comments", "full", "full", "full")),
             constants=rng.choice(("literal", "argument", "argument", "default", "default")),
             supers=rng.choice(("super().__init__()", *["super(Model, self).__init__()"] * 2)),
             random=rng.choice(("torch.rand", "torch.randn")),
-            is_sequential=rng.random() < 0.08,
+            is_sequential=rng.random() < 0.04,
             is_explicit=rng.random() < 0.4,
             is_spaced=rng.random() < 0.7,
+            has_shape=rng.random() < 0.1,
+            gives_numbers=rng.random() < 0.2,
+            joins_sides=rng.random() < 0.4,
+            has_products=rng.random() < 0.06,
+            heading=rng.choice(((), (), ("# Test code",))),
         )
+
+
+_CALLED = {
+    "features": "num_features", "channels": "num_features", "in_channels": "num_channels",
+    "dim": "num_features", "hidden_size": "features", "embed_dim": "dim", "d_model": "dim",
+}  # fmt: skip
+"""Names of arguments for constants with other names."""
 
 
 @dataclass(slots=True)
@@ -256,6 +279,8 @@ class ModuleWriter:
         self._body: list[str] = []
         self._inputs: list[tuple[str, str]] = []
         """Names, and what `get_inputs` makes."""
+        self._sides: list[str] = []
+        """Constants that are sides of an image."""
         self._shapes: list[str] = []
         self._attributes: set[str] = set()
         self._locals: set[str] = set()
@@ -279,6 +304,8 @@ class ModuleWriter:
         kind = vocabulary()["sizes"][letter]
         name = self._fresh(self.rng.choice(kind["names"]), taken)
         self.constants[name], self.sizes[name] = str(drawn.size), drawn.size
+        if letter in "ZHW":
+            self._sides.append(name)
         self._meanings[name] = kind["meaning"]
         return replace(drawn, text=name)
 
@@ -296,14 +323,14 @@ class ModuleWriter:
         Args:
             kind: empty for floats of the style's distribution, `<` for indices, `?` for a mask, `+`
                 for positive floats, `1` for floats between 0 and 1, `=` for probabilities along the
-                last dimension, `-` for -1 or 1.
+                last dimension, `-` for -1 or 1, `#` for a number, `u` and `l` for triangles.
         """
         taken = self.constants.keys() | self._locals
         name = self._fresh(name or self.rng.choice(INPUT_NAMES), taken)
         self._locals.add(name)
         self._main = self._main or name
         shape = ", ".join(dim.text for dim in dims)
-        both = f"({shape},)" if len(dims) == 1 else f"({shape})"
+        both = _shown([dim.text for dim in dims])
         style = self.style.random
         drawn = {
             "": f"{style}({shape})",
@@ -313,6 +340,9 @@ class ModuleWriter:
             "?": f"torch.rand({shape}) > 0.3",
             "-": f"torch.randint(0, 2, {both}).float() * 2 - 1",
             "<": f"torch.randint(0, {below.text if below else 2}, {both})",
+            "#": str(self.rng.choice((0.5, 1.5, 2.0, 3.14))),
+            "u": f"torch.triu({style}({shape}))",
+            "l": f"torch.tril({style}({shape}))",
         }[kind]
         self._inputs.append((name, drawn))
         self._shapes.append(both)
@@ -338,9 +368,10 @@ class ModuleWriter:
         self._choose(one)
         if takes_layer:
             built, called = form.split(" <- ")
+            called, _, after = called.partition(" -> ")
             built = self._filled(built, given, in_setup=True)
             layer = self.attribute(hint or _snake(built), built)
-            return f"self.{layer}({self._filled(called, given)})"
+            return f"self.{layer}({self._filled(called, given)}){after}"
         *lines, last = form.split("\n")
         made: dict[str, str] = {}
         for line in lines:
@@ -388,7 +419,8 @@ class ModuleWriter:
         if self.style.renames:
             return value, value
         name = self._local(hint)
-        self._body.append(f"{name} = {value.text}")
+        ending = self.rng.choice(("", "", "", ".clone()", ".clone().detach()"))
+        self._body.append(f"{name} = {value.text}{ending}")
         return value, replace(value, text=name)
 
     def read(self, value: Value) -> Value:
@@ -417,18 +449,21 @@ class ModuleWriter:
         return name
 
     def parameter(self, name: str, dims: Sequence[Dim]) -> str:
-        """A new parameter's text in `forward`."""
+        """A new parameter's text in `forward`; without `dims` it is a number."""
+        if not dims:
+            value = self.constant(name, self.rng.choice((1.0, 0.5, 2.0)), in_setup=True)
+            return "self." + self.attribute(name, f"nn.Parameter(torch.tensor({value}))")
         sizes = ", ".join(self.in_setup(dim) for dim in dims)
         self.num_bytes += 4 * count(dims)
         if sum(dim.text != "1" for dim in dims) > 1:
             return self._matrix(name, sizes)
         made = self.rng.choice(
             (f"torch.randn({sizes})", f"torch.randn({sizes})", f"torch.rand({sizes})",
-             f"torch.randn({sizes}) * 0.1", f"torch.empty({sizes}).normal_(std=0.5)")
+             f"torch.randn({sizes}) * 0.1", f"torch.ones({sizes})")
         )  # fmt: skip
-        if len(dims) > 1 and self.rng.random() < 0.4:
-            shape = self._argument(f"{name}_shape", f"({', '.join(d.text for d in dims)})", "tuple")
-            made = self.rng.choice((f"torch.randn({shape})", f"torch.randn(*{shape})"))
+        if self.rng.random() < 0.5:
+            shape = self.shape(f"{name}_shape", dims)
+            made = self.rng.choice((f"torch.randn({shape})",) * 3 + (f"torch.ones({shape})",))
         return "self." + self.attribute(name, f"nn.Parameter({made})")
 
     def _matrix(self, name: str, sizes: str) -> str:
@@ -446,6 +481,11 @@ class ModuleWriter:
             self._setup.append(f"nn.init.{made.split('.')[2].split('(')[0]}(self.{text})")
             return f"self.{text}"
         return "self." + self.attribute(name, f"nn.Parameter({made})")
+
+    def shape(self, name: str, dims: Sequence[Dim]) -> str:
+        """Several sizes as one argument of the constructor."""
+        self.fixed.update(dim.text for dim in dims)
+        return self._argument(name, _shown([dim.text for dim in dims]), "tuple")
 
     def in_setup(self, dim: Dim) -> str:
         """A size as the constructor writes it."""
@@ -469,7 +509,7 @@ class ModuleWriter:
             return literal
         taken = self._arguments.keys() | self.constants.keys() | self._attributes
         base, name = name, self._fresh(name, taken)
-        kind = type(value).__name__
+        kind = "int" if value is None else type(value).__name__
         is_default = self.style.constants == "default" or base in ("bias", "dilation", "groups")
         if is_default and base != "kernel_size":
             self._arguments[name] = _Argument(name, "", kind, literal)
@@ -494,8 +534,17 @@ class ModuleWriter:
         parts = ["\n".join(self._class(ending))]
         last = [self._get_inputs(), self._get_init_inputs()]
         used = set(re.findall(r"\w+", " ".join(last)))
-        held = [f"{name} = {value}" for name, value in self.constants.items() if name in used]
-        parts += ["\n".join(held), *last]
+        names = [name for name in self.constants if name in used]
+        sides = [name for name in names if name in self._sides] * self.style.joins_sides
+        held = [f"{name} = {self._value(name)}" for name in names if name not in sides[1:]]
+        if sides[1:]:
+            at = names.index(sides[0])
+            held[at] = f"{', '.join(sides)} = {', '.join(self.constants[one] for one in sides)}"
+        shape = re.search(r"rand\w*\(\w+, (\w+(?:, \w+)*)\)", last[0])
+        if shape and self.style.has_shape:
+            held.append(f"input_shape = {_shown(shape[1].split(', '))}")
+            last[0] = last[0].replace(f", {shape[1]})", ", *input_shape)")
+        parts += ["\n".join([*self.style.heading, *held]), *last]
         text = gap.join(part for part in parts if part) + "\n"
         text = re.sub(r"(?<![\w.])F\.", f"{self.style.functional}.", text)
         imports = ["import math"] if re.search(r"(?<![\w.])math\.", text) else []
@@ -503,6 +552,15 @@ class ModuleWriter:
         if self.style.functional == "F" and re.search(r"(?<![\w.])F\.", text):
             imports.append("import torch.nn.functional as F")
         return "\n".join(imports) + gap + text
+
+    def _value(self, name: str) -> str:
+        """A constant's value, which some write as a product."""
+        size = self.sizes.get(name, 1)
+        return (
+            f"{size // 2} * 2"
+            if self.style.has_products and size % 2 == 0
+            else self.constants[name]
+        )
 
     def _class(self, ending: list[str]) -> list[str]:
         lines = ["class Model(nn.Module):"]
@@ -515,11 +573,14 @@ class ModuleWriter:
             result = " -> None" if self.style.is_typed and self.rng.random() < 0.3 else ""
             lines.append(f"    def __init__({', '.join(names)}){result}:")
             if self.style.doc == "full" and self._arguments:
-                opening = self.rng.choice(("Initializes the module.", "Sets up the layers.", ""))
+                opening = f"Initializes the {self.phrases[0]} layer." if self.phrases else ""
+                opening = self.rng.choice(("Initializes the module.", opening, opening, ""))
                 lines += _indented(2, _sections(opening, Args=self._described()))
             lines += [*_indented(2, (self.style.supers, *self._setup)), ""]
-        tensor = ": torch.Tensor" if self.style.is_typed else ""
-        taken = ", ".join(["self", *(f"{name}{tensor}" for name, _ in self._inputs)])
+        kinds = ["float" if drawn[0].isdigit() else "torch.Tensor" for _, drawn in self._inputs]
+        typed = [f": {kind}" if self.style.is_typed else "" for kind in kinds]
+        names = [name for name, _ in self._inputs]
+        taken = ", ".join(["self", *map("".join, zip(names, typed, strict=True))])
         result = " -> torch.Tensor" if self.style.is_typed else ""
         lines.append(f"    def forward({taken}){result}:")
         if self.style.doc == "full":
@@ -545,10 +606,13 @@ class ModuleWriter:
         return _sections(text, Args=self._described() if is_listed else ())
 
     def _forward_docstring(self) -> list[str]:
-        opening = self.rng.choice(("Runs the module.", "Applies the module to its input.", "", ""))
+        said = f"{self.phrases[0]} to the input tensor" if self.phrases else "the module"
+        opening = self.rng.choice(("Runs the module.", f"Applies {said}.", f"Applies {said}.", ""))
         kind = self.rng.choice(("Input tensor", "Tensor"))
         inputs = [
             f"{name} (torch.Tensor): {kind} of shape {shape}."
+            if shape != "()"
+            else f"{name} (float): Scalar value."
             for (name, _), shape in zip(
                 self._inputs, map(self._described_shape, self._shapes), strict=True
             )
@@ -579,8 +643,14 @@ class ModuleWriter:
         return f"def get_inputs():\n    return [{', '.join(drawn for _, drawn in self._inputs)}]"
 
     def _get_init_inputs(self) -> str:
-        values = ", ".join(each.value for each in self._arguments.values() if each.value)
-        ending = self.rng.choice(("", "", "  # no arguments")) if not values else ""
+        given = [each.value for each in self._arguments.values() if each.value]
+        if self.style.gives_numbers:
+            given = [
+                self.constants[n] if n in self.constants.keys() - self.sizes else n for n in given
+            ]
+        values = ", ".join(given)
+        said = ("", "", "  # no arguments", "  # No special initialization inputs needed")
+        ending = self.rng.choice(said) if not values else ""
         return f"def get_init_inputs():\n    return [{values}]{ending}"
 
     # names
@@ -588,6 +658,8 @@ class ModuleWriter:
     def _argument(self, name: str, value: str, kind: str) -> str:
         found = next((each for each in self._arguments.values() if each.value == value), None)
         if found is None:
+            if name in _CALLED and self.rng.random() < 0.3:
+                name = _CALLED[name]
             name = self._fresh(name, self._arguments.keys())
             found = self._arguments[name] = _Argument(name, value, kind)
         return found.name
@@ -599,9 +671,11 @@ class ModuleWriter:
         else:
             name = self._main
         line = f"{name} = {text}"
-        if self._comment:
+        if self._comment and self.rng.random() < 0.5:
+            line += f"  # {self._comment}"
+        elif self._comment:
             self._body.append(f"# {self._comment}")
-            self._comment = ""
+        self._comment = ""
         self._body.append(line)
         return name
 
@@ -669,11 +743,16 @@ def count(dims: Sequence[Dim]) -> int:
 def _dims(sizes: str, given: Mapping[str, Given]) -> list[Dim]:
     """The sizes of a parameter: `$C, 1, 1`, or `$O, $ones` with a list of numbers for the last."""
     found: list[Dim] = []
-    for text in sizes.split(", "):
+    for text in filter(None, sizes.split(", ")):
         each = given[text[1:]] if text.startswith("$") else text
         assert not isinstance(each, Value)
         found += [each] if isinstance(each, Dim) else [number(part) for part in each.split(", ")]
     return found
+
+
+def _shown(texts: Sequence[str]) -> str:
+    """A tuple."""
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
 def number(text: str) -> Dim:
