@@ -255,6 +255,8 @@ def _may_hold(parent: ast.AST, kind: str) -> bool:
         case ast.Call(args=[_, _]):
             is_chosen = dotted(parent.func) in ("tl.maximum", "tl.minimum")
             return is_chosen and kind in ("tl.float32", "tl.int32")
+        case ast.Call(args=[_, first, second]) if is_call(parent, "tl.where"):
+            return kind == "tl.float32" and not (_is_number(first) or _is_number(second))
         case _:
             return False
 
@@ -421,6 +423,10 @@ def _mathematics(function: str, node: ast.Call) -> ast.expr:
 def _method(node: ast.Call) -> ast.expr:
     """`libdevice.isnan(x).to(tl.int1)` is a comparison, and isinf too."""
     match node:
+        case ast.Call(func=ast.Attribute(value=ast.BinOp(full, ast.Add(), size), attr="to")) if (
+            isinstance(size, ast.Name) and ast.unparse(full) == "tl.full([], -1.0, tl.float64)"
+        ):  # a size less one, for an unbiased variance
+            return ast.BinOp(size, ast.Sub(), ast.Constant(1))
         case ast.Call(
             func=ast.Attribute(value=ast.Call(func=tested, args=[value]), attr="to"), args=[kind]
         ) if dotted(kind) == "tl.int1":

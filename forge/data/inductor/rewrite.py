@@ -553,6 +553,9 @@ def _renamed(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel
     for node in walk(*kernel.body):
         if isinstance(node, ast.Name):
             node.id = new.get(node.id, node.id)
+    for node in kernel.body:
+        if isinstance(node, ast.For):
+            _renumber(node, kernel.body, {new[one] for one in kernel.params})
     for one in launches:
         one.arguments = {new[k]: v for k, v in one.arguments.items()}
         one.sizes = {new[k]: v for k, v in one.sizes.items()}
@@ -563,6 +566,22 @@ def _renamed(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel
         kernel, params=tuple(new[one] for one in kernel.params), comment=f"{said}: {share}.",
         constexprs=frozenset(new[one] for one in kernel.constexprs),
     )  # fmt: skip
+
+
+def _renumber(loop: ast.For, body: list[ast.stmt], params: set[str]) -> None:
+    """Gives the values of one loop the numbers that they would have without the loops before it."""
+    inside = names_in(loop)
+    fixed = params | names_in(*(one for one in body if not isinstance(one, ast.For)))
+    outside = names_in(*(one for one in body if one is not loop))
+    for name in sorted(inside - outside - params, key=lambda one: (len(one), one)):
+        if match := re.fullmatch(r"(\w+?)_([2-9]|\d\d+)", name):
+            options = (match[1], *(f"{match[1]}_{number}" for number in range(2, int(match[2]))))
+            free = (one for one in options if one in outside and one not in inside | fixed)
+            if new := next(free, ""):
+                inside = inside - {name} | {new}
+                for one in walk(loop):
+                    if isinstance(one, ast.Name) and one.id == name:
+                        one.id = new
 
 
 def _in_order(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -332,6 +332,9 @@ def _generated(template: Any, nodes: Sequence[Any], size: Sequence[Any], **optio
 
 
 def _mm(a: Any, b: Any, **_: Any) -> Any:
+    if len(a.get_size()) == 3 and a.get_size()[0] == 1:
+        rows = (lowering.lowerings[aten.squeeze.dim](one, 0) for one in (a, b))
+        return lowering.lowerings[aten.unsqueeze.default](_mm(*rows), 0)
     a, b = (ir.ExternKernel.realize_input(one) for one in (a, b))
     *batch, m, k = a.get_size()
     n = b.get_size()[-1]
