@@ -36,6 +36,7 @@ from forge.data.harvest.sources.compositions.writer import (
     count,
     number,
     section,
+    vocabulary,
 )
 from forge.errors import ConfigError
 
@@ -44,35 +45,13 @@ Facts = frozenset[int]
 
 # single operations
 
-OFTEN = frozenset({
-    *("argmax_rows", "prod_rows", "cumsum_rows", "cumprod_decay", "triangles", "masked_product"),
-    *("attention", "causal_attention", "pixel_shuffle", "max_with_index", "cumsum_reverse"),
-    *("cumsum_exclusive", "cumsum_masked", "hinge", "mse_parts", "kl_rows", "triplet"),
-    *("cosine_loss", "frobenius_norm", "rms_norm_channels", "min_over", "smooth_l1", "nll"),
-    *("huber_rows", "label_smoothing", "batched_vector", "l1_loss", "layer_norm_channels"),
-    *("sdpa", "huber", "normalised_rows", "matrix_scalar", "scaled_tensor"),
-    *("addmm", "baddbmm", "bilinear", "outer", "any_or_all", "count_nonzero"),
-})  # fmt: skip
-"""Operations that are asked for most, or have few others of their kind in the vocabulary."""
 _LETTERS = re.compile(r"[A-Z]8?|\d+")
-_OTHER_NAMES = {
-    "x": ("x", "x", "x", "input", "inputs", "inp", "t", "data", "tensor", "X"),
-    "y": ("y", "other", "z", "Y", "rhs"), "a": ("a", "A", "lhs", "mat1"),
-    "b": ("b", "B", "rhs", "mat2"), "mask": ("mask", "valid", "keep"),
-    "pred": ("predictions", "predictions", "pred", "output", "y_pred"),
-    "target": ("targets", "targets", "target", "y_true"),
-    "logits": ("logits", "scores", "logits", "outputs"),
-    "labels": ("labels", "targets", "target", "y"), "q": ("q", "query", "Q"),
-    "k": ("k", "key", "K"), "v": ("v", "value", "V"), "img": ("img", "image", "x", "frames"),
-    "ids": ("ids", "input_ids", "tokens", "indices", "idx"), "index": ("index", "indices", "idx"),
-}  # fmt: skip
-"""Names that people give to an input of the vocabulary."""
 
 
 def single(w: ModuleWriter) -> Value:
     """One of the operations on inputs of its own."""
-    table = section("singles")
-    name = w.rng.choices(list(table), weights=[20 if one in OFTEN else 1 for one in table])[0]
+    table, often = section("singles"), vocabulary()["often"]["singles"]
+    name = w.rng.choices(list(table), weights=[20 if one in often else 1 for one in table])[0]
     one = table[name]
     declared = [each.partition(":") for each in one.inputs.split()]
     letters = re.findall(r"[A-Z]8?", " ".join(text for _, _, text in declared))
@@ -87,7 +66,7 @@ def single(w: ModuleWriter) -> Value:
         kind = match[2] or ""
         value = w.input(
             sizes, kind=kind[:1], below=dims[kind[1:]] if kind[1:] else None,
-            name=w.rng.choice(_OTHER_NAMES.get(each, (each,))),
+            name=w.rng.choice(vocabulary()["inputs"].get(each, [each])),
         )  # fmt: skip
         given[each] = value
         values.append(value)
@@ -111,19 +90,9 @@ SIDES = {1: "L", 2: "HW", 3: "ZHW"}
 """Kinds of the sides by their number."""
 
 
-def product(w: ModuleWriter) -> Value:
-    """A matrix product in one of its forms."""
-    return w.rng.choice(_PRODUCTS)(w)
-
-
 def lone_product(w: ModuleWriter) -> Value:
     """A matrix product that stands alone: most are of two inputs."""
     return w.rng.choice((*[_two_inputs] * 6, *[_of_tensor] * 3, *[_batched] * 2, _rows))(w)
-
-
-def _first_product(w: ModuleWriter, num: int) -> Value:
-    """A product before others: before one other, three of four are of two inputs."""
-    return lone_product(w) if num == 2 and w.rng.random() < 0.8 else product(w)
 
 
 def _rows(w: ModuleWriter) -> Value:
@@ -238,18 +207,8 @@ def convolution(w: ModuleWriter) -> Value:
     x = image_input(w, w.rng.choice((1, 2, 2, 2, 2, 3, 3, 3)))
     if w.rng.random() < 0.46:
         return _transposed(w, x, w.size("O"))
-    kinds = (
-        *["plain"] * 7,
-        "grouped",
-        "depthwise",
-        "depthwise",
-        "dilated",
-        "dilated",
-        "pointwise",
-        "separable",
-    )
-    kind = w.rng.choice(kinds)
-    return _convolved(w, x, kind)
+    kinds = {"plain": 7, "grouped": 1, "depthwise": 2, "dilated": 2, "pointwise": 1, "separable": 1}
+    return _convolved(w, x, w.rng.choices([*kinds], weights=[*kinds.values()])[0])
 
 
 def _windows(w: ModuleWriter, n: int, choices: Sequence[int]) -> tuple[int, ...]:
@@ -259,63 +218,33 @@ def _windows(w: ModuleWriter, n: int, choices: Sequence[int]) -> tuple[int, ...]
     return (w.rng.choice(choices),) * n
 
 
-def _shown(values: tuple[int, ...], *, whole: bool = False) -> int | tuple[int, ...]:
-    """One number where it is that of all sides, but for a `whole` tuple."""
-    return values if whole or len(set(values)) > 1 else values[0]
-
-
-def _kernel(w: ModuleWriter, kernels: tuple[int, ...]) -> tuple[str, int | tuple[int, ...]]:
-    """Text and value of a kernel's size: as a tuple of one number, if its sides have no others."""
-    [*sizes] = {*kernels} - {1}
-    if len(kernels) > 1 and len(sizes) == 1 and w.rng.random() < (0.2 if 1 not in kernels else 0.7):
-        texts = ("%kernel_size" if size > 1 else "1" for size in kernels)
-        return f"({', '.join(texts)})", sizes[0]
-    return "%kernel_size", _shown(kernels)
-
-
 def _convolved(w: ModuleWriter, x: Value, kind: str) -> Value:
     rng, n, channels = w.rng, len(x.sides), x.dims[1]
-    is_point = kind == "pointwise"
+    is_point, is_deep = kind == "pointwise", kind in ("depthwise", "separable")
     kernels = _windows(w, n, (1,) if is_point else (3, 3, 3, 2, 5, 7) if n < 3 else (3, 3, 2, 5))
     if n > 1 and rng.random() < 0.1:
         kernels = (*kernels[:-1], 1)
     strides = _windows(w, n, (1,) if is_point else (1, 1, 1, 2, 3))
     dilations = _windows(w, n, (1, 2, 3)) if kind == "dilated" and max(kernels) < 5 else (1,) * n
-    whole = len({*kernels}) > 1 and rng.random() < 0.5
     sames = [d * (k - 1) // 2 if k % 2 else 0 for k, d in zip(kernels, dilations, strict=True)]
     paddings = rng.choice(((0,) * n, tuple(sames), tuple(sames), (0 if is_point else 1,) * n))
     groups = rng.choice((2, 4)) if kind == "grouped" else 1
-    is_deep = kind in ("depthwise", "separable")
     out = channels if is_deep else w.size("O")
-    is_plain = kind in ("plain", "dilated", "pointwise")
-    own = is_plain and rng.random() > max(w.style.layer_share, 0.85)
+    own = not is_deep and kind != "grouped" and rng.random() > max(w.style.layer_share, 0.85)
     one = section("products")["depthwise" if is_deep else "conv_own" if own else "conv"]
-    values = {
-        "stride": _shown(strides, whole=whole), "padding": _shown(paddings, whole=whole),
-        "dilation": _shown(dilations, whole=whole),
-    }  # fmt: skip
-    values |= {} if is_deep else {"groups": groups}
-    name = f"conv{n}d" + ("" if kind == "plain" else f"_{kind}")
-    w.ops.append(f"{name}_k{kernels[0]}s{strides[0]}")
-    w.weight_std = -1.0
-    shown, size = _kernel(w, kernels)
-    one = one.formed("%kernel_size", shown)
-    found = w.apply(
-        _ending(w, one, own=own, kernel_size=size, **values), x,
-        rng.choice(("conv", "conv", "conv1", f"conv{n}d", f"conv{n}d")), C=channels, O=out,
-        nd=f"{n}d", ones=", ".join(map(str, kernels)), units=", ".join(["1"] * n),
-    )  # fmt: skip
+    w.ops.append(f"conv{n}d{'' if kind == 'plain' else '_' + kind}_k{kernels[0]}s{strides[0]}")
     sides = tuple(
         x.dims[i] if s == 1 and 2 * p == d * (k - 1)
         else x.dims[i].strided(kernel=k, stride=s, padding=p, dilation=d)
         for i, k, s, p, d in zip(x.sides, kernels, strides, paddings, dilations, strict=True)
     )  # fmt: skip
     dims = (x.dims[0], out, *sides)
-    fan_in = 1 if is_deep else channels.size // groups
-    w.flops += 2.0 * count(dims) * math.prod(kernels) * fan_in
-    w.note(replace(found, dims=dims))
-    std = _std_after(w, x, math.prod(kernels) * (1 if is_deep else channels.least // groups))
-    found = replace(found, dims=dims, std=std, mean=0.0, is_positive=False, flat=frozenset())
+    w.flops += 2.0 * count(dims) * math.prod(kernels) * (1 if is_deep else channels.size // groups)
+    found = _built(
+        w, x, dims, one, ("conv", "conv", "conv1", f"conv{n}d", f"conv{n}d"), kernels, own=own,
+        fan_in=math.prod(kernels) * (1 if is_deep else channels.least // groups), stride=strides,
+        padding=paddings, dilation=dilations, **{} if is_deep else {"groups": (groups,)},
+    )  # fmt: skip
     return _convolved(w, found, "pointwise") if kind == "separable" else found
 
 
@@ -332,45 +261,59 @@ def _transposed(w: ModuleWriter, x: Value, out: Dim) -> Value:
     extra = int(min(strides) > 1 and rng.random() < 0.35)
     groups = rng.choice((1, 1, 1, 1, 2, 4))
     own = groups == 1 and rng.random() > max(w.style.layer_share, 0.9)
-    whole = len({*kernels}) > 1 and rng.random() < 0.5
     one = section("products")["transposed_own" if own else "transposed"]
-    values = {
-        "stride": _shown(strides, whole=whole), "padding": _shown(paddings, whole=whole),
-        "output_padding": _shown((extra,) * n, whole=whole),
-        "dilation": _shown(dilations, whole=whole), "groups": groups,
-    }  # fmt: skip
     w.ops.append(f"conv_transpose{n}d_k{kernels[0]}s{strides[0]}")
-    w.weight_std = -1.0
     names = ("conv_transpose", f"conv_transpose{n}d", f"conv{n}d_transpose", "deconv", "conv")
-    shown, size = _kernel(w, kernels)
-    one = one.formed("%kernel_size", shown)
-    found = w.apply(
-        _ending(w, one, own=own, kernel_size=size, **values), x, rng.choice(names),
-        C=x.dims[1], O=out, nd=f"{n}d", ones=", ".join(map(str, kernels)),
-    )  # fmt: skip
     sides = tuple(
         x.dims[i].times(s, d * (k - 1) + 1 + extra - s - 2 * p)
         for i, k, s, p, d in zip(x.sides, kernels, strides, paddings, dilations, strict=True)
     )
     w.flops += 2.0 * count(x.dims) * math.prod(kernels) * out.size / groups
-    dims = (x.dims[0], out, *sides)
-    w.note(replace(found, dims=dims))
-    std = _std_after(w, x, x.dims[1].least * 2)
-    return replace(found, dims=dims, std=std, mean=0.0, is_positive=False)
+    return _built(
+        w, x, (x.dims[0], out, *sides), one, names, kernels, own=own, fan_in=x.dims[1].least * 2,
+        stride=strides, padding=paddings, output_padding=(extra,) * n, dilation=dilations,
+        groups=(groups,),
+    )  # fmt: skip
 
 
 _USUAL = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "bias": True}
 
 
-def _ending(w: ModuleWriter, one: Operation, *, own: bool, **values: Number) -> Operation:
+def _built(
+    w: ModuleWriter, x: Value, dims: tuple[Dim, ...], one: Operation, names: Sequence[str],
+    kernels: tuple[int, ...], *, own: bool, fan_in: int, **windows: tuple[int, ...],
+) -> Value:  # fmt: skip
     """A convolution with its keyword arguments in place of `$end`; with a weight of its `own` it is
-    a function, which takes no word about a bias."""
+    a function, which takes no word about a bias. One number stands where it is that of all sides,
+    but beside some kernels with several, and a kernel with one number may be a tuple of it."""
+    rng = w.rng
+    whole = len({*kernels}) > 1 and rng.random() < 0.5
+    values: dict[str, Number] = {
+        name: each if len({*each}) > 1 or (whole and len(each) > 1) else max(each)
+        for name, each in windows.items()
+    }
     if not own:
-        values["bias"] = w.rng.random() > 0.55
-    shown = [n for n, each in values.items() if n in _USUAL]
-    shown = [n for n in shown if w.style.is_explicit or values[n] != _USUAL[n]]
-    end = "".join(f", {name}=%{name}" for name in shown)
-    return one.formed("$end", end, **values)
+        values["bias"] = rng.random() > 0.55
+    shown = [n for n, each in values.items() if w.style.is_explicit or each != _USUAL[n]]
+    size, text = kernels if len({*kernels}) > 1 else kernels[0], "%kernel_size"
+    if (
+        len(kernels) > 1
+        and len({*kernels} - {1}) == 1
+        and rng.random() < 0.2 + 0.5 * (1 in kernels)
+    ):
+        size = max(kernels)
+        text = f"({', '.join('%kernel_size' if k > 1 else '1' for k in kernels)})"
+    one = one.formed("$end", "".join(f", {name}=%{name}" for name in shown))
+    w.weight_std = -1.0
+    found = w.apply(
+        one.formed("%kernel_size", text, kernel_size=size, **values), x, rng.choice(names),
+        C=x.dims[1], O=dims[1], nd=f"{len(kernels)}d", ones=", ".join(map(str, kernels)),
+        units=", ".join(["1"] * len(kernels)),
+    )  # fmt: skip
+    std = _std_after(w, x, fan_in)
+    found = replace(found, dims=dims, std=std, mean=0.0, is_positive=False, flat=Facts())
+    w.note(found)
+    return found
 
 
 # what follows
@@ -550,7 +493,7 @@ def norms(x: Value) -> dict[str, Facts]:
             found["instance_norm_rows"] = Facts({at})
     if sides and all(x.dims[i].text for i in (1, *sides)):
         found["layer_norm_sides"] = Facts({1, *sides})
-    if sides:
+    if any(x.dims[i].least > 1 for i in sides):
         found |= {"instance_norm": Facts(sides), "lrn": Facts()}
     return {name: flat for name, flat in found.items() if not flat & x.flat}
 
@@ -561,49 +504,37 @@ def norms(x: Value) -> dict[str, Facts]:
 def pool(w: ModuleWriter, x: Value) -> Value:
     """A window over the sides, or all of them."""
     nd, is_flat = f"{len(x.sides)}d", bool(x.flat & set(x.sides))
-    name = w.rng.choice(
-        (*["max_pool"] * 4, *["avg_pool"] * 4, "lp_pool", "global", "global")
-    )  # fmt: skip
+    name = w.rng.choice((*["max_pool"] * 2, *["avg_pool"] * 2, "global"))
     if name == "global":
         return reduce(w, x, at=x.sides, is_global=True)
     name = name.replace("avg", "max") if is_flat else name
-    w.ops.append(name)
-    one = section("pools")[name]
-    kernel = w.rng.choice((2, 2, 3, 3, 4, 5, 7) if len(x.sides) < 3 else (2, 2, 3))
+    is_max = name == "max_pool"
     side = min(x.dims[i].least for i in x.sides)
-    kernel = min(kernel, side)
+    kernel = min(w.rng.choice((2, 2, 3, 3, 4, 5, 7) if len(x.sides) < 3 else (2, 2, 3)), side)
     stride = w.rng.choice((kernel, kernel, 2, 1))
-    padding = w.rng.choice((0, 0, 1, kernel // 2)) if kernel > 2 and name != "lp_pool" else 0
-    dilation = w.rng.choice((1, 1, 2, 3)) if name == "max_pool" else 1
+    padding = w.rng.choice((0, 0, 1, kernel // 2)) if kernel > 2 else 0
+    dilation = w.rng.choice((1, 1, 2, 3)) if is_max else 1
     dilation = 1 if dilation * (kernel - 1) >= side else dilation
     size = w.rng.choice(("kernel_size", "kernel_size", "pool_kernel_size", "pool_size"))
-    end = w.rng.choice((f"%{size}", f"kernel_size=%{size}" if name != "lp_pool" else f"%{size}"))
-    usual = stride == kernel and w.rng.random() < 0.6  # the stride is that of no number
-    shows_all = name != "lp_pool" and w.rng.random() < 0.4
-    end += "" if usual and not shows_all else ", stride=%stride"
-    end += ", padding=%padding" if padding or shows_all else ""
-    if name == "max_pool":
-        end += ", dilation=%dilation" if dilation > 1 or shows_all else ""
-        end += (
-            w.rng.choice(("", ", ceil_mode=%ceil_mode", ", return_indices=%return_indices"))
-            * shows_all
-        )
-    is_avg = padding and name == "avg_pool" and w.rng.random() < 0.4
-    end += ", count_include_pad=%count_include_pad" if is_avg else ""
-    constants: dict[str, Number] = dict.fromkeys(
-        ("ceil_mode", "return_indices", "count_include_pad"), False
+    is_usual, shows_all = stride == kernel and w.rng.random() < 0.6, w.rng.random() < 0.4
+    last = w.rng.choice(("", "ceil_mode", "return_indices" if is_max else "count_include_pad"))
+    given: list[tuple[str, Number, bool]] = [
+        ("stride", None if is_usual else stride, not is_usual), ("padding", padding, padding > 0),
+        ("dilation", dilation, dilation > 1), (last, False, padding > 0 and not is_max),
+    ]  # fmt: skip
+    given = [each for each in given if each[0] and (each[2] or shows_all)]
+    given = [each for each in given if is_max or each[0] != "dilation"]
+    end = w.rng.choice((f"%{size}", f"kernel_size=%{size}"))
+    end += "".join(f", {word}=%{word}" for word, *_ in given)
+    one = section("pools")[name].formed(
+        "$end", end, **{size: kernel}, **{word: value for word, value, _ in given}
     )
-    constants |= {size: kernel, "padding": padding, "dilation": dilation}
-    constants["stride"] = None if usual else stride
-    one = one.formed("$end", end, **constants)
-    if name == "lp_pool" and not x.is_positive:
-        x = replace(w.apply(section("pools")["magnitude"], x, "magnitude"), is_positive=True)
-    found = w.apply(one, x, "pool", nd=nd)
+    found = w.step(name, one, x, "pool", {"nd": nd})
     sides = tuple(
         x.dims[i].strided(kernel=kernel, stride=stride, padding=padding, dilation=dilation)
         for i in x.sides
     )
-    mean = x.mean + 0.7 * x.std * (name == "max_pool")
+    mean = x.mean + 0.7 * x.std * is_max
     return replace(found, dims=(*x.dims[:2], *sides), mean=mean, std=0.7 * x.std, flat=Facts())
 
 
@@ -617,18 +548,6 @@ def pool_rows(w: ModuleWriter, x: Value) -> Value:
     mean = x.mean + 0.7 * x.std * (name == "max_pool_rows")
     facts = {"mean": mean, "std": 0.7 * x.std, "flat": Facts()}
     return w.step(name, one, x, "pool", dims=(x.dims[0], last), **facts)
-
-
-def reshape_sides(w: ModuleWriter, x: Value) -> Value:
-    """Padding, upsampling or flattening of an image."""
-    name = w.rng.choice(("pad", "upsample", "flatten"))
-    given = {"both": ", ".join(["1", "1"] * len(x.sides))}
-    found = w.step(name, section("layout")[name], x, name, given, flat=Facts())
-    if name == "flatten":
-        size, least = (math.prod(getattr(d, n) for d in x.dims[1:]) for n in ("size", "least"))
-        return replace(found, dims=(x.dims[0], Dim("", size, least)), is_channels_first=False)
-    grown = [x.dims[i].times(1, 2) if name == "pad" else x.dims[i].times(2) for i in x.sides]
-    return replace(found, dims=(*x.dims[:2], *grown))
 
 
 # reductions and softmax
@@ -701,18 +620,6 @@ def _reductions(x: Value, at: tuple[int, ...], *, is_global: bool) -> list[str]:
     return [name for name in names if x.std >= 0.3 or name != "logsumexp"]
 
 
-def running(w: ModuleWriter, x: Value) -> Value:
-    """A running sum, maximum or difference along the last dimension."""
-    last = x.dims[-1]
-    names = [name for name in section("running") if name != "diff" or last.least >= 4]
-    name = w.rng.choice(names)
-    dims = (*x.dims[:-1], last.times(1, -1)) if name == "diff" else x.dims
-    return w.step(
-        name, section("running")[name], x, name,
-        dims=dims, flat=Facts(), is_positive=False, std=1.5 * x.std,
-    )  # fmt: skip
-
-
 # which
 
 
@@ -734,49 +641,29 @@ def follow(w: ModuleWriter, x: Value, first: Value | None) -> Value:
     if norms(x):
         options.append((24, lambda: norm(w, x)))
     if x.is_signal:
-        options += [(10, lambda: pool(w, x)), (2, lambda: reshape_sides(w, x))]
+        options.append((10, lambda: pool(w, x)))
     if x.rank > 1 and x.dims[x.channel].least > 2 and x.channel not in x.flat:
         options.append((6, lambda: softmax(w, x)))
     if x.rank > 1 and any(dim.least > 1 for dim in x.dims[1:]):
-        options += [(12, lambda: reduce(w, x)), (2, lambda: running(w, x))]
+        options.append((12, lambda: reduce(w, x)))
     if x.rank > 1 and x.dims[x.channel].multiple >= 4:
         options.append((3, lambda: gated_halves(w, x)))
     weights = [weight for weight, _ in options]
     return w.rng.choices([option for _, option in options], weights=weights)[0]()
 
 
-_COMMON = frozenset({
-    "relu", "leaky_relu", "gelu", "silu", "mish", "hardswish", "tanh", "sigmoid", "hardtanh",
-})  # fmt: skip
-"""Activations that are asked for more than others."""
-_IDLE_IF_POSITIVE = frozenset({
-    "relu", "leaky_relu", "prelu", "relu6", "abs", "cone", "threshold", "elu", "selu", "celu",
-    "signed_sqrt", "sqrt_abs", "symlog",
-})  # fmt: skip
-_NEEDS_SMALL = frozenset({
-    "exp", "exp2", "expm1", "sinh", "cube", "square", "cosh_log", "squared_relu", "star_relu",
-    "gaussian", "rational", "sigmoid", "hardsigmoid", "tanh", "erf", "sin", "cos", "sinc",
-    "lecun_tanh", "softsign", "atan", "logit", "rsqrt", "polynomial", "snake", "hardtanh",
-})  # fmt: skip
-_NEEDS_SPREAD = frozenset({"tanhshrink", "softshrink", "hardshrink", "threshold", "cone"})
-_NEEDS_SOME_SPREAD = frozenset({
-    "cos", "gaussian", "rational", "sinc", "rsqrt", "square", "cube", "sqrt_abs", "cosh_log",
-    "squared_relu", "star_relu",
-})  # fmt: skip
-
-
 def _fitting(x: Value, table: dict[str, Operation]) -> list[str]:
-    """Names of those that do something to the value, and do not overflow."""
-    out = set[str]()
-    if x.is_positive:
-        out |= _IDLE_IF_POSITIVE
-    if abs(x.mean) + 1.5 * x.std > 3:
-        out |= _NEEDS_SMALL
-    if x.std < 0.3:
-        out |= _NEEDS_SPREAD
-    if x.std < 0.1:
-        out |= _NEEDS_SOME_SPREAD
-    return [name for name in table if name not in out for _ in range(1 + 3 * (name in _COMMON))]
+    """Names of those that do something to the value, and do not overflow; common ones often."""
+    unfit, often = vocabulary()["unfit"], vocabulary()["often"]["activations"]
+    is_large = abs(x.mean) + 1.5 * x.std > 3
+    facts = {
+        "positive": x.is_positive,
+        "large": is_large,
+        "narrow": x.std < 0.3,
+        "flat": x.std < 0.1,
+    }
+    out = {name for fact, holds in facts.items() if holds for name in unfit[fact]}
+    return [name for name in table if name not in out for _ in range(1 + 3 * (name in often))]
 
 
 NUM_OPERATIONS = {1: 40, 2: 20, 3: 18, 4: 12, 5: 7, 6: 3}
@@ -825,17 +712,6 @@ def _is_kernelbenchs(ops: Sequence[str], text: str) -> bool:
     return is_told or marks().same_operations(ast.parse(text)) is not None
 
 
-_WORDS = {
-    "mul_parameter": "scale", "div_parameter": "scale", "shift": "add", "add_parameter": "add",
-    "sub_parameter": "add", "residual": "add", "other_input": "add", "silu": "swish", "amax": "max",
-    "amin": "min", "maximum": "max", "minimum": "min", "max_parameter": "max", "hardtanh": "clamp",
-    "centre": "add", "max_pool_rows": "maxpool", "avg_pool_rows": "avgpool",
-    "instance_norm_rows": "instancenorm", "layer_norm_sides": "layernorm",
-    "global_mean": "globalavgpool",
-}  # fmt: skip
-"""Words of a summary for operations that have other names."""
-
-
 def summary(ops: Sequence[str]) -> str:
     """The operations in the words of KernelBench's level 2, separated by spaces."""
     words: list[str] = []
@@ -845,7 +721,7 @@ def summary(ops: Sequence[str]) -> str:
         elif name.startswith(("linear", "matmul")):
             words.append("gemm")
         else:
-            words.append(_WORDS.get(name, name.replace("_", "")))
+            words.append(vocabulary()["words"].get(name, name.replace("_", "")))
     return " ".join(words)
 
 
@@ -881,7 +757,7 @@ def _lone(w: ModuleWriter) -> Value:
     """One operation."""
     kinds = {
         "table": 28, "convolution": 30, "product": 14, "reduction": 8, "pool": 7, "pointwise": 6,
-        "norm": 4, "softmax": 2, "running": 1,
+        "norm": 4, "softmax": 3,
     }  # fmt: skip
     kind = w.rng.choices(list(kinds), weights=list(kinds.values()))[0]
     if kind == "table":
@@ -895,7 +771,7 @@ def _lone(w: ModuleWriter) -> Value:
         return reduce(w, x, at=(w.rng.randrange(x.rank),))
     names = [*section("activations")] * 3 + [*section("elementwise")]
     steps = {
-        "norm": norm, "softmax": softmax, "running": running,
+        "norm": norm, "softmax": softmax,
         "pointwise": lambda w, x: pointwise(w, x, w.rng.choice(names)),
     }  # fmt: skip
     return steps[kind](w, x)
@@ -917,7 +793,9 @@ def _tensor(w: ModuleWriter, shapes: Sequence[str] = TENSORS) -> Value:
 def _chain(w: ModuleWriter, num: int) -> Value:
     """Several operations; of eight, seven begin with a product or a convolution."""
     if w.rng.random() < 0.88:
-        x = w.read(_first_product(w, num) if w.rng.random() < 0.45 else convolution(w))
+        is_short = num == 2 and w.rng.random() < 0.8  # most of its products are of two inputs
+        product = lone_product if is_short else w.rng.choice(_PRODUCTS)
+        x = w.read(product(w) if w.rng.random() < 0.45 else convolution(w))
     else:
         x = _tensor(w)
     first: Value | None = None

@@ -70,7 +70,7 @@ def section(name: str) -> dict[str, Operation]:
 
 
 @cache
-def vocabulary() -> dict[str, dict[str, dict[str, Any]]]:
+def vocabulary() -> dict[str, dict[str, Any]]:
     """`vocabulary.toml`: its operations by section and name, and its kinds of sizes by letter."""
     return tomllib.loads(VOCABULARY.read_text(encoding="utf-8"))
 
@@ -208,37 +208,15 @@ class WritingStyle:
     """True for `height, width = 16, 12`."""
     has_products: bool
     """True for even sizes as `8 * 2`."""
-    heading: tuple[str, ...]
-    """What stands above the constants."""
+    has_heading: bool
+    """True with `# Test code` above the constants."""
 
     @classmethod
     def draw(cls, rng: Random) -> WritingStyle:
-        return cls(
-            functional=rng.choice(("F", "F", "nn.functional", "torch.nn.functional")),
-            layer_share=rng.choice((0.2, 0.6, 0.9)),
-            is_nested=rng.random() < 0.15,
-            renames=rng.random() < 0.12,
-            is_typed=rng.random() < 0.5,
-            doc=rng.choice(("", "line", "sections", "comments", "full", "full", "full")),
-            constants=rng.choice(("literal", "argument", "argument", "default", "default")),
-            supers=rng.choice(("super().__init__()", *["super(Model, self).__init__()"] * 2)),
-            random=rng.choice(("torch.rand", "torch.randn")),
-            is_sequential=rng.random() < 0.04,
-            is_explicit=rng.random() < 0.4,
-            is_spaced=rng.random() < 0.7,
-            has_shape=rng.random() < 0.1,
-            gives_numbers=rng.random() < 0.2,
-            joins_sides=rng.random() < 0.4,
-            has_products=rng.random() < 0.06,
-            heading=rng.choice(((), (), ("# Test code",))),
-        )
-
-
-_CALLED = {
-    "features": "num_features", "channels": "num_features", "in_channels": "num_channels",
-    "dim": "num_features", "hidden_size": "features", "embed_dim": "dim", "d_model": "dim",
-}  # fmt: skip
-"""Names of arguments for constants with other names."""
+        return cls(**{
+            name: rng.choice(each) if isinstance(each, list) else rng.random() < each
+            for name, each in vocabulary()["style"].items()
+        })  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -303,7 +281,10 @@ class ModuleWriter:
         taken = self.constants.keys() | self._locals
         kind = vocabulary()["sizes"][letter]
         name = self._fresh(self.rng.choice(kind["names"]), taken)
-        self.constants[name], self.sizes[name] = str(drawn.size), drawn.size
+        text = str(drawn.size)
+        if self.style.has_products and drawn.size % 2 == 0:
+            text = f"{drawn.size // 2} * 2"
+        self.constants[name], self.sizes[name] = text, drawn.size
         if letter in "ZHW":
             self._sides.append(name)
         self._meanings[name] = kind["meaning"]
@@ -536,7 +517,7 @@ class ModuleWriter:
         used = set(re.findall(r"\w+", " ".join(last)))
         names = [name for name in self.constants if name in used]
         sides = [name for name in names if name in self._sides] * self.style.joins_sides
-        held = [f"{name} = {self._value(name)}" for name in names if name not in sides[1:]]
+        held = [f"{name} = {self.constants[name]}" for name in names if name not in sides[1:]]
         if sides[1:]:
             at = names.index(sides[0])
             held[at] = f"{', '.join(sides)} = {', '.join(self.constants[one] for one in sides)}"
@@ -544,7 +525,7 @@ class ModuleWriter:
         if shape and self.style.has_shape:
             held.append(f"input_shape = {_shown(shape[1].split(', '))}")
             last[0] = last[0].replace(f", {shape[1]})", ", *input_shape)")
-        parts += ["\n".join([*self.style.heading, *held]), *last]
+        parts += ["\n".join([*["# Test code"] * self.style.has_heading, *held]), *last]
         text = gap.join(part for part in parts if part) + "\n"
         text = re.sub(r"(?<![\w.])F\.", f"{self.style.functional}.", text)
         imports = ["import math"] if re.search(r"(?<![\w.])math\.", text) else []
@@ -552,15 +533,6 @@ class ModuleWriter:
         if self.style.functional == "F" and re.search(r"(?<![\w.])F\.", text):
             imports.append("import torch.nn.functional as F")
         return "\n".join(imports) + gap + text
-
-    def _value(self, name: str) -> str:
-        """A constant's value, which some write as a product."""
-        size = self.sizes.get(name, 1)
-        return (
-            f"{size // 2} * 2"
-            if self.style.has_products and size % 2 == 0
-            else self.constants[name]
-        )
 
     def _class(self, ending: list[str]) -> list[str]:
         lines = ["class Model(nn.Module):"]
@@ -643,12 +615,10 @@ class ModuleWriter:
         return f"def get_inputs():\n    return [{', '.join(drawn for _, drawn in self._inputs)}]"
 
     def _get_init_inputs(self) -> str:
+        numbers = {n: v for n, v in self.constants.items() if n not in self.sizes}
+        numbers = numbers if self.style.gives_numbers else {}
         given = [each.value for each in self._arguments.values() if each.value]
-        if self.style.gives_numbers:
-            given = [
-                self.constants[n] if n in self.constants.keys() - self.sizes else n for n in given
-            ]
-        values = ", ".join(given)
+        values = ", ".join(numbers.get(one, one) for one in given)
         said = ("", "", "  # no arguments", "  # No special initialization inputs needed")
         ending = self.rng.choice(said) if not values else ""
         return f"def get_init_inputs():\n    return [{values}]{ending}"
@@ -658,8 +628,8 @@ class ModuleWriter:
     def _argument(self, name: str, value: str, kind: str) -> str:
         found = next((each for each in self._arguments.values() if each.value == value), None)
         if found is None:
-            if name in _CALLED and self.rng.random() < 0.3:
-                name = _CALLED[name]
+            if self.rng.random() < 0.3:
+                name = vocabulary()["arguments"].get(name, name)
             name = self._fresh(name, self._arguments.keys())
             found = self._arguments[name] = _Argument(name, value, kind)
         return found.name
