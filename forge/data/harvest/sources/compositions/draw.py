@@ -424,7 +424,7 @@ def residual(w: ModuleWriter, x: Value, first: Value | None) -> Value:
     """A sum or product with the input of the chain, with another input, or with itself."""
     hint = w.rng.choice(("summed", "res", "gated", "combined"))
     gates = section("gates")
-    if first is not None and first.dims == x.dims and w.rng.random() < 0.7:
+    if first and first.text != x.text and first.dims == x.dims and w.rng.random() < 0.7:
         other, name = first, "residual"
     elif all(dim.text and dim.text != "1" for dim in x.dims) and w.rng.random() < 0.6:
         names = ("residual", "y", "other", "skip", "z", "addend")

@@ -545,7 +545,8 @@ class ModuleWriter:
             result = " -> None" if self.style.is_typed and self.rng.random() < 0.3 else ""
             lines.append(f"    def __init__({', '.join(names)}){result}:")
             if self.style.doc == "full" and self._arguments:
-                opening = f"Initializes the {self.phrases[0]} layer." if self.phrases else ""
+                layer = re.sub("^an? ", "", " and ".join(self.phrases))
+                opening = f"Initializes the {layer} layer." * (len(self.phrases) == 1)
                 opening = self.rng.choice(("Initializes the module.", opening, opening, ""))
                 lines += _indented(2, _sections(opening, Args=self._described()))
             lines += [*_indented(2, (self.style.supers, *self._setup)), ""]
@@ -578,7 +579,7 @@ class ModuleWriter:
         return _sections(text, Args=self._described() if is_listed else ())
 
     def _forward_docstring(self) -> list[str]:
-        said = f"{self.phrases[0]} to the input tensor" if self.phrases else "the module"
+        said = f"{self.phrases[0]} to the input tensor" if len(self.phrases) == 1 else "the module"
         opening = self.rng.choice(("Runs the module.", f"Applies {said}.", f"Applies {said}.", ""))
         kind = self.rng.choice(("Input tensor", "Tensor"))
         inputs = [
