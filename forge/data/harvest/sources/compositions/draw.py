@@ -637,7 +637,7 @@ def follow(w: ModuleWriter, x: Value, first: Value | None) -> Value:
     if x.rank > 1 and x.dims[x.channel].text not in ("", "1"):
         options.append((13, lambda: parameter(w, x)))
     if x.rank == 2 and not x.is_channels_first and x.dims[1].text not in ("", "1"):
-        options += [(4, lambda: _linear(w, w.read(x), w.size("E8"))), (4, lambda: pool_rows(w, x))]
+        options += [(4, lambda: _linear(w, x, w.size("E8"))), (4, lambda: pool_rows(w, x))]
     if norms(x):
         options.append((24, lambda: norm(w, x)))
     if x.is_signal:
@@ -763,7 +763,7 @@ def _lone(w: ModuleWriter) -> Value:
     if kind == "table":
         return single(w)
     if kind in ("convolution", "product"):
-        return w.read(lone_product(w) if kind == "product" else convolution(w))
+        return lone_product(w) if kind == "product" else convolution(w)
     if kind == "pool":
         return pool(w, image_input(w, w.rng.choice((1, 2, 3))))
     x = _tensor(w, IMAGES if kind == "norm" else TENSORS)
@@ -795,7 +795,7 @@ def _chain(w: ModuleWriter, num: int) -> Value:
     if w.rng.random() < 0.88:
         is_short = num == 2 and w.rng.random() < 0.8  # most of its products are of two inputs
         product = lone_product if is_short else w.rng.choice(_PRODUCTS)
-        x = w.read(product(w) if w.rng.random() < 0.45 else convolution(w))
+        x = product(w) if w.rng.random() < 0.45 else convolution(w)
     else:
         x = _tensor(w)
     first: Value | None = None

@@ -117,8 +117,6 @@ class Value:
     """True if no element is below zero."""
     flat: frozenset[int] = frozenset()
     """Dimensions along which the sum is about constant, as after a softmax or a norm."""
-    layers: tuple[str, ...] = ()
-    """Layers that follow `text` and are written when the value is read."""
 
     @property
     def rank(self) -> int:
@@ -195,7 +193,6 @@ class WritingStyle:
     """`literal`, `argument` or `default`, by which a window's size alone is passed."""
     supers: str
     random: str
-    is_sequential: bool
     is_explicit: bool
     """True if a convolution's stride, padding and the like are written where they are usual."""
     is_spaced: bool
@@ -363,13 +360,6 @@ class ModuleWriter:
         """The operation on one value `$x`, bound to a name or nested in what follows."""
         if self.style.doc == "comments" and one.phrase:
             self._comment = one.phrase
-        layers = [form for form in one.forms if form.endswith(" <- $x")]
-        if self.style.is_sequential and layers:
-            built = self.rng.choice(layers).removesuffix(" <- $x")
-            self.phrases.append(one.phrase)
-            self._choose(one)
-            layer = self._filled(built, given, in_setup=True)
-            return replace(value, layers=(*value.layers, layer))
         return self.let(value, self.write(one, hint, x=value, **given), hint)
 
     def step(
@@ -384,12 +374,11 @@ class ModuleWriter:
         """A value with the facts of another and a new text."""
         is_atom = _is_atom(text)
         if self.style.is_nested and len(text) < 48 and self.rng.random() < 0.6:
-            return replace(like, text=text, is_atom=is_atom, layers=())
-        return replace(like, text=self._bound(text, hint), is_atom=True, layers=())
+            return replace(like, text=text, is_atom=is_atom)
+        return replace(like, text=self._bound(text, hint), is_atom=True)
 
     def bound(self, value: Value, hint: str = "") -> Value:
         """The value under a name."""
-        value = self.read(value)
         if value.text.isidentifier():
             return value
         return replace(value, text=self._bound(value.text, hint), is_atom=True)
@@ -403,20 +392,6 @@ class ModuleWriter:
         ending = self.rng.choice(("", "", "", ".clone()", ".clone().detach()"))
         self._body.append(f"{name} = {value.text}{ending}")
         return value, replace(value, text=name)
-
-    def read(self, value: Value) -> Value:
-        """The value with its pending layers applied."""
-        if not value.layers:
-            return value
-        if len(value.layers) == 1:
-            layer = self.attribute(_snake(value.layers[0]), value.layers[0])
-        else:
-            inner = "".join(f"\n    {each}," for each in value.layers)
-            layer = self.attribute(
-                self.rng.choice(("net", "layers", "block", "seq", "body")),
-                f"nn.Sequential({inner}\n)",
-            )
-        return replace(value, text=f"self.{layer}({value.text})", is_atom=True, layers=())
 
     def note(self, *values: Value) -> None:
         """Remembers the size of the largest tensor."""
@@ -504,15 +479,12 @@ class ModuleWriter:
 
     # text
 
-    def finish(self, *values: Value) -> str:
+    def finish(self, value: Value) -> str:
         """The source of the problem."""
-        read = [self.read(value) for value in values]
-        self.note(*read)
-        self.num_bytes += 4 * sum(count(value.dims) for value in read)
+        self.note(value)
+        self.num_bytes += 4 * count(value.dims)
         gap = "\n\n\n" if self.style.is_spaced else "\n\n"
-        result = ", ".join(value.text for value in read)
-        ending = [f"return {result}"]
-        parts = ["\n".join(self._class(ending))]
+        parts = ["\n".join(self._class([f"return {value.text}"]))]
         last = [self._get_inputs(), self._get_init_inputs()]
         used = set(re.findall(r"\w+", " ".join(last)))
         names = [name for name in self.constants if name in used]
@@ -670,7 +642,7 @@ class ModuleWriter:
         for name, each in given.items():
             if isinstance(each, Value):
                 times = len(re.findall(rf"\${name}\b", form))
-                each = self.bound(each) if times > 1 or "\n" in form else self.read(each)
+                each = self.bound(each) if times > 1 or "\n" in form else each
             found[name] = each
         return found
 
