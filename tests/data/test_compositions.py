@@ -77,7 +77,7 @@ def test_compositions_differ_in_operations_and_in_how_they_are_written(tmp_path:
     assert set(Counter(one.level for one in made)) == {1, 2}
     texts = [one.text for one in made]
     habits = ('"""', "F.", "nn.functional.", "super(Model, self)", ": torch.Tensor", "  # ")
-    for habit in (*habits, "# Test code", "_shape)", "groups=", "Norm", ", width = "):
+    for habit in (*habits, "# Test code", "_shape)", "groups=", "Norm"):
         assert 5 < sum(habit in text for text in texts) < 95, habit
 
 
