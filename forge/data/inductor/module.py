@@ -29,6 +29,7 @@ from forge.data.inductor.kernel import FUNCTIONS, translate
 from forge.data.inductor.source import (
     GeneratedAnswer,
     GeneratedKernel,
+    Substituted,
     Traced,
     dotted,
     expression,
@@ -152,6 +153,11 @@ def _functions(answer: GeneratedAnswer, kernels: Sequence[ast.FunctionDef]) -> l
         else:  # an operator of a scan
             node = translate(copy.deepcopy(answer.combines[name]))
             node.decorator_list = [named("triton.jit")]
+            match node.args.args, node.body:
+                case [first, second], [ast.Assign(value=value), ast.Return(value=ast.Name())]:
+                    short = {first.arg: named("a"), second.arg: named("b")}
+                    node.body = [ast.Return(Substituted(short).visit(value))]
+                    first.arg, second.arg = "a", "b"
         found[name] = node
         waiting.extend(sorted(names_in(node)))
     return [found[name] for name in reversed(found)]
