@@ -131,8 +131,6 @@ def _with_adapter(model: PreTrainedModel, path: Path) -> PeftModel:
     names = _full_names(given.target_parameters, model)
     if not names or not getattr(model, "is_loaded_in_4bit", False):
         return PeftModel.from_pretrained(model, str(path), is_trainable=True)
-    from forge.train.trainer.model.load import support_quantized_experts
-
     given.target_parameters, given.inference_mode = names, False
     adapted: Any = get_peft_model(model, given)
     support_quantized_experts(adapted)
@@ -169,8 +167,6 @@ def _with_new_adapter(model: PreTrainedModel, lora: Mapping[str, Any]) -> PeftMo
     )
     adapted: Any = get_peft_model(model, config)
     if names:
-        from forge.train.trainer.model.load import support_quantized_experts
-
         support_quantized_experts(adapted)
         for module in adapted.modules():
             if isinstance(module, LoraLayer) and not isinstance(module, ParamWrapper):
