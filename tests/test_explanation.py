@@ -11,7 +11,7 @@ from forge.config.schema import GrpoStage, JudgeTable, RewardTable, RolloutTable
 from forge.evalpool.judge.program import limits, questions
 from forge.evalpool.judge.program import policy as facts
 from forge.evalpool.judge.timing import baseline
-from forge.rollout import batches
+from forge.rollout import admission
 from forge.runner.weights import sync
 from forge.store.write import writer
 from forge.views import statistics
@@ -53,8 +53,8 @@ FIGURES = {
         f"`clip_high` ({DEFAULTS['clip_high'].default},",
     ),
     "loop": (
-        f"{batches.MORE} times as many",
-        f"{batches.FEWER} times when",
+        f"{admission.MORE} times as many",
+        f"{admission.FEWER} times when",
         f"{sync.PROBE_LIMIT['exact']:.0e}".replace("e-03", "e-3"),
         f"({sync.PROBE_LIMIT_GPU:.0e} on a GPU)".replace("e-03", "e-3"),
         f"{sync.PROBE_LIMIT['fast']} in fast",

@@ -25,7 +25,6 @@ without a reward. A turn whose scorer fails is stored too: its verdict was paid 
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,20 +54,7 @@ from forge.records.problem import ReferenceModule
 from forge.records.rollout import Finish
 from forge.rollout.ports import Ports
 from forge.rollout.rewards.formulas import is_flat, is_good_enough, reward_terms, turn_returns
-
-
-def derive_seed(seed: int, *place: int) -> int:
-    """A seed in 0..2^31-1 that depends on every argument and on their order. Equal seeds do not
-    make a second run equal: the order in which groups begin depends on the machine."""
-    digest = hashlib.blake2b(",".join(map(str, (seed, *place))).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") & 0x7FFFFFFF
-
-
-def problem_place(problem_id: str) -> int:
-    """A number in 0..2^63-1 for a problem, which seeds may depend on."""
-    digest = hashlib.blake2b(problem_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
+from forge.rollout.seeds import derive_seed
 
 NO_ANSWER_WORDS: dict[str, str] = {
     Reason.NO_CODE_BLOCK: "no complete fenced code block in the answer",

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.records import EngineLoad, Group, Purpose, Sample
-from forge.rollout.batches import CHANGE_EVERY_S, Admission, Buffer, Concurrency, Waiting
+from forge.rollout.admission import CHANGE_EVERY_S, Admission, Concurrency
+from forge.rollout.batches import Buffer, Waiting
 
 LAST_STEP = 6
 

@@ -24,9 +24,11 @@ from forge.records import (
     Turn,
     Verdict,
 )
-from forge.rollout.batches import Batch, BatchPlan, PublishedSteps, count_from, make_samples
+from forge.rollout.admission import PublishedSteps
+from forge.rollout.batches import Batch, BatchPlan, count_from, make_samples
+from forge.rollout.past import Past
 from forge.rollout.play import GroupPlace, play_group
-from forge.rollout.producer import Past, produce_batches
+from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import UniformSampler
 from tests.rollout.fakes import FakePolicy, batch_plan, fake_judge, mixed, ports, problem, rules
 

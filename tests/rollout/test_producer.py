@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from forge.errors import Stalled
 from forge.records import Completion, EngineLoad, Group, Problem, Prompt, Sample
 from forge.rollout import producer as producer_module
-from forge.rollout.batches import Batch, BatchPlan, PublishedSteps
-from forge.rollout.producer import Past, produce_batches, recall
+from forge.rollout.admission import PublishedSteps
+from forge.rollout.batches import Batch, BatchPlan
+from forge.rollout.past import Past, recall
+from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import Sampler, make_sampler
 from tests.examples import examples
 from tests.rollout.fakes import FakePolicy, Recorder, batch_plan, mixed, ports, problem, rules

@@ -28,7 +28,7 @@ import anyio
 
 from forge.errors import ConfigError
 from forge.records import Metrics, SampleUse
-from forge.rollout.batches import PublishedSteps
+from forge.rollout.admission import PublishedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping

@@ -41,8 +41,9 @@ from forge.errors import ConfigError
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import End, Evaluation, Group, Problem, Purpose, Split, Trajectory, Turn
-from forge.rollout.play import GroupPlace, Rules, play_group, problem_place
+from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
+from forge.rollout.seeds import problem_place
 from forge.runner.live.progress import group_numbers
 from forge.runner.prepare.prepare import load_pairs
 from forge.runner.stages.desk import TrainerDesk

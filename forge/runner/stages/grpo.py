@@ -31,8 +31,9 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from forge.config.schema import GrpoStage
 from forge.records import Metrics, Problem, Split
 from forge.rollout.batches import Batch, BatchPlan
+from forge.rollout.past import Past, recall, still_of_use
 from forge.rollout.ports import Ports
-from forge.rollout.producer import Past, produce_batches, recall, still_of_use
+from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import Sampler, make_sampler
 from forge.runner.live.progress import follow_steps, group_numbers
 from forge.runner.stages.checkpoints import BatchShelf, StageCheckpoints

@@ -20,9 +20,10 @@ import anyio.to_thread
 
 from forge.config.schema import Budget, SearchStage, split_of
 from forge.records import Purpose, Turn
-from forge.rollout.play import GroupPlace, derive_seed, play_group, problem_place
+from forge.rollout.play import GroupPlace, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.search import JudgedAnswer, Search, attempt_of, next_search
+from forge.rollout.seeds import derive_seed, problem_place
 from forge.runner.stages.evaluate import groups_in_flight, spread
 from forge.runner.stages.run_context import RunContext
 from forge.store.reader import open_run
