@@ -32,13 +32,14 @@ from week_canned import PROMPTS, CannedPool, CannedPrompter, CannedReplicas, pro
 from forge.config.load import dump_experiment, load_experiment
 from forge.rollout.batches import count_from
 from forge.runner import run as run_module
+from forge.runner.attempt import keep_counters
 from forge.runner.live.progress import Console
 from forge.runner.outlets import summary
 from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import grpo
 from forge.runner.weights.sync import StartingWeights, TurnGate, WeightSync
-from forge.runner.work import Work, keep_counters
+from forge.runner.work import Work
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, create_run, write_file
 

@@ -10,7 +10,7 @@ import forge
 from forge import origin
 from forge.cli import run_command
 from forge.origin import RECORD, CodeOrigin, read_origin
-from forge.runner.run import describe_attempt
+from forge.runner.attempt import describe_attempt
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -29,10 +29,10 @@ from forge.rollout.play import verdict_without_code
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import judge_cards
-from forge.runner.plan.shape import config_dir
 from forge.runner.prepare.hub import find_made, with_run
 from forge.runner.prepare.own_answers import read_problem
 from forge.runner.prepare.prompt_facts import prompts_for, prompts_of_run
+from forge.runner.weights.model_dir import config_dir
 from forge.runner.weights.sync import find_weights
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run

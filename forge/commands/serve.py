@@ -43,9 +43,10 @@ from forge.process.sockets import open_private_dir, open_socket_dir
 from forge.records import split_step
 from forge.runner.plan.machine import Machine, open_claimed, this_machine
 from forge.runner.plan.placement import Placement, place
-from forge.runner.plan.shape import llama_refusal, lora_rank
+from forge.runner.plan.shape import llama_refusal
 from forge.runner.prepare.hub import locate_model, with_run, with_template
 from forge.runner.prepare.prompt_facts import prompts_of_run
+from forge.runner.weights.model_dir import lora_rank
 from forge.runner.weights.sync import find_weights
 from forge.serve.engines import choose_engine
 from forge.serve.replicas import Replicas, open_replicas

@@ -15,10 +15,6 @@ run_experiment / resume_run          decide what to do, own the run directory; a
 from __future__ import annotations
 
 import logging
-import os
-import platform
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -26,18 +22,24 @@ from pathlib import Path
 
 import anyio
 
-from forge import origin
 from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import Experiment, ModelTable
 from forge.data.prompts.prompt_set import make_prompts
 from forge.data.template import text_of
 from forge.errors import ForgeError, MachineError
 from forge.exits import Ending, ending_of
-from forge.process.devices import Gpu
 from forge.process.gpu_locks import Claim
-from forge.process.machine import collect_less_often, total_memory_bytes, use_one_heap
+from forge.process.machine import collect_less_often, use_one_heap
 from forge.process.sockets import open_socket_dir, remove_left_dirs, remove_socket_dir
-from forge.records import Attempt, AttemptEnd
+from forge.runner.attempt import (
+    describe_attempt,
+    is_gone,
+    keep_status,
+    log_to,
+    moved,
+    record_end,
+    record_status,
+)
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.progress import Console, Progress
 from forge.runner.live.stopping import StopRequest, StoreObserver, watch_signals
@@ -47,25 +49,19 @@ from forge.runner.outlets.sinks import open_sinks
 from forge.runner.outlets.summary import show_summary, write_results
 from forge.runner.past import EarlierAttempts, back_to_step, load_past
 from forge.runner.plan.duration import record_rates
-from forge.runner.plan.machine import count_cores, open_claimed, this_machine
+from forge.runner.plan.machine import open_claimed, this_machine
 from forge.runner.plan.placement import Placement
-from forge.runner.plan.plan import Plan, plan, require_template
+from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.plan import render as render_plan
+from forge.runner.plan.requirements import require_template
 from forge.runner.prepare.hub import locate_model, locate_rows, with_run, with_template
+from forge.runner.reward_function import require_function
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status import Components
-from forge.runner.work import Work, require_function
-from forge.store.layout import (
-    RunPaths,
-    create_run,
-    next_attempt,
-    open_run_lock,
-    write_file,
-    write_status,
-)
+from forge.runner.work import Work
+from forge.store.layout import RunPaths, create_run, next_attempt, open_run_lock, write_file
 from forge.store.reader import refuse_damage
 from forge.store.write.writer import open_writer
-from forge.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -255,116 +251,3 @@ def _kill_all(run: RunContext) -> None:
     run.observer.kill_all()
     remove_socket_dir(run.socket_dir)
     run.console.end(run.stop.killed())
-
-
-PACKAGES = (
-    "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
-    "llama-cpp-python", "gguf", "vllm", "numpy",
-)  # fmt: skip
-MAX_DIFF_BYTES = 1 << 20
-"""Maximum recorded length of uncommitted changes; longer ones are cut."""
-UNKNOWN_CHANGES = "forge was built from a checkout with uncommitted changes, which are not known\n"
-STATUS_EVERY_S = 1.0
-MAX_REASON = 2000
-"""Maximum length of the recorded reason in characters; a dead child's includes log lines."""
-
-
-def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt:
-    """This start. Takes milliseconds; imports nothing heavy."""
-    commit, code_diff = _describe_code(origin.PACKAGE)
-    return Attempt(
-        attempt=attempt,
-        started_at=time.time(),
-        commit=commit,
-        code_diff=code_diff,
-        versions={
-            "python": platform.python_version(),
-            "forge": __version__,
-            **origin.installed_versions(PACKAGES),
-        },
-        machine={
-            "host": platform.node(),
-            "kernel": platform.release(),
-            "cores": count_cores(),
-            "memory_bytes": total_memory_bytes(),
-            "gpus": [
-                {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "bytes": gpu.memory_bytes}
-                for gpu in gpus
-            ],
-        },
-        seed=seed,
-    )
-
-
-def _describe_code(package: Path) -> tuple[str, str]:
-    """The commit, and the uncommitted changes of a checkout; for a wheel that was built from some,
-    a line about it."""
-    if commit := origin.git("rev-parse", "HEAD", package=package).strip():
-        diff = origin.git("diff", "HEAD", "--", "forge", "experiments", package=package)
-        return commit, diff[:MAX_DIFF_BYTES]
-    built = origin.read_record(package)
-    return built.commit, UNKNOWN_CHANGES if built.is_changed else ""
-
-
-class RunLog(logging.FileHandler):
-    """A log file that drops the lines that it cannot write: the run's own error says why."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # of the first line, which opens the file
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Prints a mistake in a call of the logger; nothing about the disk."""
-        if not isinstance(sys.exception(), OSError):
-            super().handleError(record)
-
-
-def log_to(path: Path) -> None:
-    handler = RunLog(path, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-
-
-def is_gone(paths: RunPaths) -> bool:
-    try:
-        return not paths.run_db.exists()
-    except OSError:  # not readable: the next write says why
-        return False
-
-
-def moved(paths: RunPaths) -> MachineError:
-    """The error of a run whose directory is gone, whatever else that led to."""
-    return MachineError(
-        f"{paths.root}: moved or deleted while its run wrote to it; what was recorded is at its "
-        'new place, where "forge resume" continues it; training since the last checkpoint is done '
-        "again"
-    )
-
-
-async def keep_status(run: RunContext) -> None:
-    """Write STATUS.json once a second until cancelled. Ends the children and raises MachineError if
-    the run's directory is gone: a trainer would make a new one in its place."""
-    while True:
-        if is_gone(run.paths):
-            run.observer.kill_all()
-            raise moved(run.paths)
-        record_status(run, state="running", control_socket=str(run.control_socket))
-        await anyio.sleep(STATUS_EVERY_S)
-
-
-def record_status(run: RunContext, *, state: str, **more: str) -> None:
-    status = {**run.progress.snapshot(), "state": state, "pid": os.getpid(), "at": time.time()}
-    write_status(run.paths, status | more)
-
-
-async def record_end(run: RunContext, ending: Ending) -> None:
-    """Record how the attempt ended. Returns once it is on disk; each wait on the store has its own
-    deadline."""
-    row = AttemptEnd(
-        attempt=run.attempt, ended_at=time.time(), exit_code=ending.code,
-        reason=ending.message[:MAX_REASON],
-    )  # fmt: skip
-    with anyio.CancelScope(shield=True):
-        await run.writer.put(row)
-        await run.writer.flush()

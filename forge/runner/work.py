@@ -1,22 +1,16 @@
-"""The stages of a run in order: prepare (training pairs, refused problems, model, first weights),
-then each stage between two events. Judges and engines are opened here and run while a stage needs
-them. `reward.function` is tried before the run begins; where an attempt finds another file than the
-last attempt, it says so.
+"""The stages of a run in order: prepare, then each stage between two events. Judges and engines are
+opened here and run while a stage needs them.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, cast
 
 import anyio
-import anyio.to_thread
 
 from forge.cluster.cluster import Cluster, open_cluster
 from forge.cluster.roles import engines_elsewhere, judges_elsewhere
@@ -28,50 +22,24 @@ from forge.config.schema import (
     SearchStage,
     SftStage,
     Stage,
-    split_of,
 )
-from forge.data.chat import ChatTemplate
-from forge.data.problems import in_split, load_problems
-from forge.data.prompts.prompt_set import PromptSet
-from forge.data.server_chat import CHARACTERS_PER_TOKEN, PlainChat
+from forge.data.problems import load_problems
 from forge.evalpool.pool import Pool, open_pool
-from forge.records import Evaluation, Event, Pair, Split
-from forge.rollout.batches import count_from
-from forge.rollout.ports import Scorer
-from forge.rollout.prompter import TemplatePrompter
-from forge.rollout.rewards.scorer import FunctionFile, open_scorer, try_function
-from forge.runner.live.stopping import limit_reached
+from forge.records import Evaluation
+from forge.runner.attempt import keep_counters
 from forge.runner.past import EarlierAttempts
-from forge.runner.plan.placement import (
-    Placement,
-    makes_pairs,
-    needs_pairs,
-    needs_serving,
-    turns_trained,
-)
-from forge.runner.plan.shape import lora_rank
-from forge.runner.prepare.prepare import (
-    delete_damaged,
-    find_refused,
-    is_examined,
-    prepare_model,
-    prepare_pairs,
-    refusal,
-)
-from forge.runner.prepare.prompt_facts import prompts_for, recorded_prompts, to_event
+from forge.runner.plan.placement import makes_pairs
+from forge.runner.prepare_run import prepare_run
+from forge.runner.reward_function import open_run_scorer
 from forge.runner.stages.evaluate import measure_other, run_eval_stage, with_other_baseline
 from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.search import run_search_stage
-from forge.runner.stages.sft import require_roles, run_sft_stage
-from forge.runner.weights.sync import TurnGate, WeightSync, find_starting_weights, require_weights
+from forge.runner.stages.sft import run_sft_stage
+from forge.runner.weights.model_dir import lora_rank
+from forge.runner.weights.sync import require_weights
 from forge.serve.remote import Remote, open_remote
 from forge.serve.replicas import Replicas, open_replicas
-from forge.serve.weights import Weights
-from forge.store.layout import RunPaths
-from forge.store.reader import open_run
-from forge.store.resume import LastState, events
-from forge.tools.docs import reference
 from forge.views.run_state import words_of
 
 
@@ -233,186 +201,3 @@ def _without_key(experiment: Experiment) -> JudgeTable:
     """`[judge]`, whose children do not get the key of serve.url, whatever its variable's name."""
     judge, key = experiment.judge, experiment.serve.api_key_env
     return judge.model_copy(update={"env": {key: "", **judge.env}}) if key else judge
-
-
-async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
-    """Make or find what the first stage needs, and set it on `run`. `state` is None for a new run.
-    Raises Stopped if a stop was requested meanwhile; finished products are kept."""
-    await _settle_prompts(run)
-    if "docs" in run.experiment.rollout.tools:
-        await anyio.to_thread.run_sync(reference)  # its errors come before anything is made
-    model = run.experiment.model
-    if model.path is not None:
-        run.prompter = _prompter(run, Path(model.path))
-        await anyio.to_thread.run_sync(_require_room, run)
-    async with run.stop.dropping():
-        for name in await anyio.to_thread.run_sync(delete_damaged, run.paths):
-            line = f"{name}: its content has changed; it is made again"
-            await run.record("file_damaged", line, says=True)
-        pairs: list[Pair] = []
-        if needs_pairs(run.experiment):
-            run.progress.prepare("pairs")
-            judge = None if run.pool is None else partial(run.pool.judge, timing=False)
-            lines: list[str] = []
-            pairs = await prepare_pairs(
-                run.experiment, run.problems, prompts=run.prompts, paths=run.paths, judge=judge,
-                progress=run.progress, say=lines.append,
-            )  # fmt: skip
-            for line in lines:
-                await run.record("rows_read", line, says=True)
-        run.refused = frozenset(await _refused(run))
-        run.progress.prepare("model")
-        model_dir = run.paths.weights / "absent"
-        if not run.experiment.model.is_absent:
-            model_dir = await prepare_model(
-                run.experiment, pairs, run.problems,
-                prompts=run.prompts, paths=run.paths, log_dir=run.log_dir, observer=run.observer,
-            )  # fmt: skip
-    if run.stop.is_set:
-        raise run.stop.stopped()
-    run.weights = await _weights(run, model_dir, state)
-    run.progress.policy_version = run.weights.version
-    if model.path is None:
-        run.prompter = _prompter(run, model_dir)
-        for line in await anyio.to_thread.run_sync(_require_room, run):
-            run.console.say(line)
-    require_roles(pairs, run.prompter.chat)
-    run.group_ids = count_from(state.group_id if state else -1)
-    run.sample_ids = count_from(state.sample_id if state else -1)
-
-
-async def _settle_prompts(run: RunContext) -> None:
-    """Make the run's prompts and record them; changed ones are shown."""
-    given = run.experiment
-    run.prompts = prompts_for(given.prompt, given.judge, run.placement.judge)
-
-    def read() -> PromptSet | None:
-        with open_run(run.paths) as reader:
-            return recorded_prompts(reader)
-
-    before = await anyio.to_thread.run_sync(read)
-    event = to_event(run.prompts, before=before)
-    if event is not None:
-        if before is not None:
-            run.console.say(event.message)
-        await run.writer.put(event)
-
-
-async def _refused(run: RunContext) -> dict[str, str]:
-    """Problems that GRPO leaves out, by id with the reason; shown and recorded."""
-    if run.pool is None or not is_examined(run.experiment):
-        return {}
-    refused = await find_refused(run.problems, run.paths, run.pool, run.progress)
-    if refused:
-        line = refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))
-        await run.record("problems_refused", line, says=True, problems=refused)
-    return refused
-
-
-def _require_room(run: RunContext) -> set[str]:
-    """Remarks on the room for prompts. Raises ConfigError, before anything is judged or trained, if
-    a stage has no problem whose prompt fits."""
-    found = set[str]()
-    for stage in run.experiment.stage:
-        if isinstance(stage, SftStage) or run.experiment.model.is_absent:
-            continue  # a server without a model here counts its own tokens
-        split = Split.GRPO if isinstance(stage, GrpoStage) else split_of(stage)
-        if problems := in_split(run.problems, split):
-            turns = turns_trained(run.experiment) if isinstance(stage, GrpoStage) else 1
-            found.add(run.prompter.require_room(problems, max_turns=turns))
-    return found - {""}
-
-
-def _prompter(run: RunContext, model_dir: Path) -> TemplatePrompter:
-    """The model's template; without a model messages, whose lengths are counted in characters."""
-    if run.experiment.model.is_absent:
-        chat = cast("ChatTemplate", PlainChat(run.prompts.thinking))
-        unit = CHARACTERS_PER_TOKEN
-    else:
-        chat, unit = ChatTemplate.load(model_dir, thinking=run.prompts.thinking), 1
-    serve, rollout = run.experiment.serve, run.experiment.rollout
-    return TemplatePrompter(
-        prompts=run.prompts, chat=chat, context_tokens=serve.context_tokens * unit,
-        max_completion_tokens=rollout.max_completion_tokens * unit, tools=tuple(rollout.tools),
-        max_calls=rollout.tool_calls, has_template=not serve.url,
-    )  # fmt: skip
-
-
-async def _weights(run: RunContext, model_dir: Path, state: LastState | None) -> WeightSync:
-    serve, cluster = run.experiment.serve, run.experiment.cluster
-    is_on_gpus = cluster.serve and cluster.serve_on == "gpu"
-    start = Weights(full=model_dir, adapter=run.experiment.model.adapter)
-    begin = await anyio.to_thread.run_sync(
-        find_starting_weights, start, state, run.experiment, run.paths.weights
-    )
-    return WeightSync(
-        begin, attempt=run.attempt, precision=serve.precision, sink=run.writer,
-        on_gpu=any(run.placement.serve) or is_on_gpus,
-        gate=TurnGate(timeout_s=serve.request_timeout_s),
-    )  # fmt: skip
-
-
-FUNCTION_KIND = "reward_function"
-HASH_DIGITS = 12
-
-
-def require_function(experiment: Experiment, placement: Placement) -> None:
-    """Call `reward.function` once on made verdicts, if a stage needs it. Raises ConfigError,
-    Stalled or ChildDied with a line of its file."""
-    if experiment.reward.function is not None and needs_serving(experiment):
-        anyio.run(partial(try_function, experiment.reward, is_timed=bool(placement.judge)))
-
-
-@asynccontextmanager
-async def open_run_scorer(run: RunContext) -> AsyncGenerator[Scorer]:
-    """The scorer of the run, whose file is recorded; a changed one is shown."""
-    async with open_scorer(
-        run.experiment.reward, socket_dir=run.socket_dir, log_dir=run.log_dir, observer=run.observer
-    ) as (scorer, file):
-        before = await anyio.to_thread.run_sync(_recorded, run.paths)
-        event = function_event(file, before=before)
-        if event is not None:
-            if before:
-                run.console.say(event.message)
-            await run.writer.put(event)
-        yield scorer
-
-
-def function_event(file: FunctionFile, *, before: Mapping[str, Any]) -> Event | None:
-    """The event that records a file; None if it is recorded already. `before`: data of the last
-    such event."""
-    data = file.to_json()
-    if data == dict(before):
-        return None
-    digest = file.sha256[:HASH_DIGITS]
-    message = f"reward.function: {file.path}:{file.name}, sha256 {digest}"
-    if before.get("sha256", file.sha256) != file.sha256:
-        old = str(before["sha256"])[:HASH_DIGITS]
-        message += f"; it has changed since the last attempt ({old}): earlier rewards are kept"
-    elif before:
-        message += f"; it was {before.get('file')}:{before.get('function')}"
-    return Event(at=time.time(), kind=FUNCTION_KIND, message=message, data=data)
-
-
-def _recorded(paths: RunPaths) -> Mapping[str, Any]:
-    """Data of the last event that recorded a file; empty if there is none."""
-    with open_run(paths) as reader:
-        found = events(reader, kind=FUNCTION_KIND)
-    return found[-1].data if found else {}
-
-
-async def keep_counters(run: RunContext) -> None:
-    progress, limits = run.progress, run.experiment.limits
-    while True:
-        now = time.monotonic()
-        if run.replicas is not None:
-            progress.tokens.set(run.replicas.stats().generated_tokens, now)
-        if run.pool is not None:
-            progress.judged.set(run.pool.stats().num_judged, now)
-        progress.measure_idle(run.busy())
-        hours = (now - progress.started_at) / 3600
-        reached = limit_reached(limits, hours=hours, tokens=progress.tokens.total)
-        if reached and not run.stop.is_set:
-            run.stop.set(reached)
-            run.console.say(f"{reached}: finishing the step and saving")
-        await anyio.sleep(0.5)

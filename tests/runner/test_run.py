@@ -29,13 +29,14 @@ from forge.process.environment import child_env
 from forge.records import Event
 from forge.runner import run as run_module
 from forge.runner import work as stages
+from forge.runner.attempt import RunLog, keep_counters
 from forge.runner.live.progress import Console, Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
-from forge.runner.run import RunLog, resume_run, run_experiment
+from forge.runner.run import resume_run, run_experiment
 from forge.runner.stages.run_context import RunContext
-from forge.runner.work import Work, keep_counters
+from forge.runner.work import Work
 from forge.store.layout import RunPaths, create_run, open_run_lock, read_status, write_status
 from forge.store.write.writer import open_writer
 from tests.runner.supervised import Supervised

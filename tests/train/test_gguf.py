@@ -10,7 +10,7 @@ import pytest
 
 from forge.config.schema import EvalStage, Experiment, ModelTable
 from forge.errors import ConfigError
-from forge.runner.plan.plan import require_template
+from forge.runner.plan.requirements import require_template
 from forge.runner.plan.shape import count_params, model_shape
 from forge.runner.prepare.hub import locate_model
 from forge.train.gguf import read_gguf

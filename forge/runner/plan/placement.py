@@ -40,7 +40,8 @@ from forge.runner.plan.memory import (
     serve_bytes,
     train_bytes,
 )
-from forge.runner.plan.shape import ModelShape, config_dir, model_shape
+from forge.runner.plan.shape import ModelShape, model_shape
+from forge.runner.weights.model_dir import config_dir
 from forge.train.refusals import PACKED, text_config
 from forge.views.text import count, gigabytes
 

@@ -36,7 +36,7 @@ from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stall
 from forge.process.machine import free_bytes, is_disk_full
 from forge.records import Message
 from forge.runner.plan.machine import count_cores
-from forge.runner.plan.shape import check_complete, check_model_path
+from forge.runner.weights.model_dir import check_complete, check_model_path
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.train.gguf import GgufModel, made_dir, read_gguf

@@ -22,7 +22,7 @@ from forge.process.sockets import open_socket_dir
 from forge.records import Reason, Status, Verdict
 from forge.rollout.rewards.function import MODULE, Fault, RewardFunction, load
 from forge.rollout.rewards.scorer import FunctionFile, open_scorer, try_function
-from forge.runner.work import function_event
+from forge.runner.reward_function import to_event
 from tests.e2e.commands import is_alive, wait_for
 
 WRONG = Verdict(status=Status.WRONG, reason=Reason.OK, detail="")
@@ -298,6 +298,6 @@ def test_the_file_is_named_by_the_hash_of_what_was_executed(tmp_path):
     ],
 )
 def test_a_file_is_recorded_if_it_is_another_than_before(before, words):
-    event = function_event(FILE, before=replace(FILE, **before).to_json() if before else {})
+    event = to_event(FILE, before=replace(FILE, **before).to_json() if before else {})
     assert words in event.message
-    assert function_event(FILE, before=event.data) is None
+    assert to_event(FILE, before=event.data) is None

@@ -18,7 +18,8 @@ from forge.config.schema import (
 )
 from forge.errors import ConfigError
 from forge.runner.plan.memory import TrainBytes, judge_bytes, micro_batch, train_bytes
-from forge.runner.plan.shape import KNOWN, decoder, lora_rank, model_shape, tiny_shape
+from forge.runner.plan.shape import KNOWN, decoder, model_shape, tiny_shape
+from forge.runner.weights.model_dir import lora_rank
 from tests.examples import examples
 
 GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)

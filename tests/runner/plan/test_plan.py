@@ -14,7 +14,8 @@ from forge.process.devices import Gpu, Vendor
 from forge.runner.plan import duration
 from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.placement import Placement
-from forge.runner.plan.plan import Plan, plan, render, require_trainer
+from forge.runner.plan.plan import Plan, plan, render
+from forge.runner.plan.requirements import require_trainer
 from forge.runner.plan.shape import KNOWN
 from forge.runner.prepare.hub import locate_model
 

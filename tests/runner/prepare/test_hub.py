@@ -17,7 +17,7 @@ from forge.data.chat import ChatTemplate
 from forge.data.template import text_of
 from forge.errors import ConfigError, MachineError
 from forge.records import Message, Pair
-from forge.runner.plan.plan import require_template
+from forge.runner.plan.requirements import require_template
 from forge.runner.prepare import hub
 from forge.runner.prepare import hub as locating
 from forge.runner.prepare.hub import locate_model, locate_rows, with_template

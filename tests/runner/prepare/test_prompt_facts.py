@@ -23,7 +23,7 @@ from forge.runner.prepare.prompt_facts import (
     recorded_prompts,
     to_event,
 )
-from forge.runner.work import _settle_prompts
+from forge.runner.prepare_run import _settle_prompts
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.prompting import PROMPTS
