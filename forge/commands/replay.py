@@ -49,8 +49,9 @@ from forge.runner.prepare.hub import locate_model
 from forge.runner.stages.trainer import memory_error, resolve_auto
 from forge.runner.weights.sync import check_there, load_stage_weights, on_model
 from forge.serve.weights import Weights
+from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import RunPaths, find_run
-from forge.store.reader import RunReader, decode_ids, decode_logprobs, open_run
+from forge.store.reader import RunReader, open_run
 from forge.train.batch import BadBatch, read_batch, write_batch
 from forge.train.checkpoints import STAGING, checkpoint_dir, checkpoints, find_damage
 from forge.train.handle import TrainerJob, open_trainer

@@ -30,7 +30,8 @@ from forge.records import (
 )
 from forge.records.verdict import TIMING_FIELDS
 from forge.store.acknowledged import read_acknowledged
-from forge.store.reader import RunReader, decode_ids, decode_logprobs
+from forge.store.codec import decode_ids, decode_logprobs
+from forge.store.reader import RunReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

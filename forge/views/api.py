@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, MachineError
+from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import RunPaths, find_run
-from forge.store.reader import RunReader, decode_ids, decode_logprobs
+from forge.store.reader import RunReader
 from forge.views.rollouts import ROLLOUTS, TURN_COLUMNS, Filter, find
 
 if TYPE_CHECKING:

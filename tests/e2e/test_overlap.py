@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from forge.store.codec import decode_logprobs
 from forge.store.layout import RunPaths
-from forge.store.reader import decode_logprobs, open_run
+from forge.store.reader import open_run
 from forge.tools.toolbox import fenced_words
 from tests.e2e.commands import forge, kill, last_trained, opened, start, until
 from tests.e2e.experiments import ANSWERS, GRPO_EXPERIMENT, PROBLEM, SIZES, teach

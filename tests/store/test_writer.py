@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, Metrics, Sample, Status
-from forge.store.reader import (
+from forge.store.codec import (
     LEAST_PART_BYTES,
     PART_MAGIC,
     Encoder,
     decode_ids,
     decode_logprobs,
     decode_text,
-    open_run,
     utf8,
 )
+from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
 from tests.examples import examples
 from tests.store.storefactory import (

@@ -42,7 +42,7 @@ from forge.records import (
 )
 from forge.records.run import JudgedAgain, Judging
 from forge.records.verdict import TIMING_FIELDS
-from forge.store.reader import Body, Encoder, utf8
+from forge.store.codec import Body, Encoder, utf8
 
 _TURN_KEY = ("group_id", "rollout", "turn")
 _VERDICT_FIELDS = (
