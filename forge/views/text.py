@@ -1,3 +1,4 @@
+# pyright: strict
 """Texts for people: numbers, text that is safe to print on a terminal, and secrets that are hidden.
 
 Imports nothing of forge; used by every view, the monitor and the command line. A function of a
@@ -246,7 +247,7 @@ _KEY = re.compile(rf"notify\.(?:webhook|command)|.*\benv\.{_NAME}", flags=re.IGN
 
 def hide_secrets(experiment: str) -> str:
     """The resolved experiment, as `dump_experiment` writes it, with `…` for each secret."""
-    lines, table = [], ""
+    lines, table = list[str](), ""
     for line in experiment.split("\n"):
         if found := _TABLE.match(line):
             table = found[1]

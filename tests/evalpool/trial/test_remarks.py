@@ -2,7 +2,7 @@
 
 import pytest
 
-from forge.evalpool.judge.trial.trial import remark
+from forge.evalpool.judge.trial.remarks import remark
 
 CODE = """
 @triton.jit
