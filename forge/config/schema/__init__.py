@@ -52,9 +52,15 @@ NumProcesses = Annotated[int, Field(ge=1, le=1024)]
 """Number of judges or engines; a plan has a line for each."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
-NAME_RULE = Field(
+
+def rule(allowed: str, **limits: Any) -> Any:
+    """A rule for a field, and what it allows in words."""
+    return Field(json_schema_extra={"allowed": allowed}, **limits)
+
+
+NAME_RULE = rule(
+    "1 to 64 letters, digits, . _ -, starting with letter or digit",
     pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-    json_schema_extra={"allowed": "1 to 64 letters, digits, . _ -, starting with letter or digit"},
 )
 """Names that are part of a path."""
 
@@ -77,6 +83,12 @@ RulesName = Literal[
 """A protocol under its own policy; after a colon, under the other one."""
 
 
+TARGET_RULE = rule(
+    "cuda:NUMBER or hip:gfxNAME, such as hip:gfx942",
+    pattern=r"^(cuda:\d{2,3}|hip:gfx[0-9a-f]{3,4})$",
+)
+
+
 class JudgeTable(Table):
     """`[judge]`: compiling, checking and timing candidates."""
 
@@ -90,13 +102,7 @@ class JudgeTable(Table):
     one is refused. landlock: a weaker level, for machines that allow no more."""
     compile: Literal["ttir", "binary"] = "ttir"
     """Depth of compilation without a GPU: Triton IR (5 ms), or a binary (1 s if not cached)."""
-    target: Annotated[
-        str,
-        Field(
-            pattern=r"^(cuda:\d{2,3}|hip:gfx[0-9a-f]{3,4})$",
-            json_schema_extra={"allowed": "cuda:NUMBER or hip:gfxNAME, such as hip:gfx942"},
-        ),
-    ] = "cuda:90"
+    target: Annotated[str, TARGET_RULE] = "cuda:90"
     """GPU that judges without one capture and compile for: cuda:90 (H100), hip:gfx942 (MI300X), or
     any other that the installed Triton compiles for. A judge with a GPU judges for that GPU."""
     num_inputs: Annotated[int, Field(ge=2, le=16)] = 4
@@ -136,10 +142,9 @@ class JudgeTable(Table):
     """Maximum time for warm-up and all timed calls together."""
     min_us: Annotated[float, Field(ge=0)] = 100.0
     """Kernel time below which the clock's resolution widens the interval of a speed-up."""
-    site_packages: list[DistributionName] = Field(
-        default_factory=list[str],
-        json_schema_extra={"allowed": "names of distributions that pip lists, without a version"},
-    )
+    site_packages: Annotated[
+        list[DistributionName], rule("names of distributions that pip lists, without a version")
+    ] = []
     """Distributions that references may import beside torch, triton and numpy, by the names that
     pip lists: ["einops", "transformers"]. What they require is shown with them. Candidates see none
     of it. transformers builds models with random weights, from configs in the local cache."""
@@ -165,13 +170,9 @@ PresetName = Literal["tiny", "standard", "kernelbench", "tritonforge"]
 
 ToolName = Literal["docs", "run", "profile"]
 
-TagName = Annotated[
-    str,
-    Field(
-        pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,31})?$",
-        json_schema_extra={"allowed": "the name of a tag, such as think; empty for none"},
-    ),
-]
+TAG_RULE = rule(
+    "the name of a tag, such as think; empty for none", pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,31})?$"
+)
 
 
 class PromptTable(Table):
@@ -199,14 +200,14 @@ class PromptTable(Table):
     they are measured."""
     attempts: Literal["all", "last"] = "all"
     """Earlier attempts in the conversation: all that fit the context, or the last one alone."""
-    thinking: TagName = "think"
+    thinking: Annotated[str, TAG_RULE] = "think"
     """Tag around a model's thinking, which is no part of its answer: think for <think>…</think>.
     Empty for none: where the chat template has a switch (enable_thinking, thinking), it is off."""
 
 
-FUNCTION_RULE = Field(
+FUNCTION_RULE = rule(
+    'a file and a function of it, such as "my_rewards.py:score"',
     pattern=r"^.*[^:/]\.py:[A-Za-z_]\w*$",
-    json_schema_extra={"allowed": 'a file and a function of it, such as "my_rewards.py:score"'},
 )
 
 
@@ -386,9 +387,8 @@ class SourceTable(Table):
     """Values for module constants of the problem files, e.g. { batch_size = 16, dim = 256 }; a
     table by a problem's name or number, e.g. { "3_matmul" = { N = 512 } }, for that file alone. For
     source = "dir" or "file"."""
-    shapes: list[ConstantsTable] | None = Field(
-        default=None,
-        json_schema_extra={"allowed": f"a list of 1 to {MAX_SHAPES} tables of constants"},
+    shapes: list[ConstantsTable] | None = rule(
+        f"a list of 1 to {MAX_SHAPES} tables of constants", default=None
     )
     """Shapes of the problem files, e.g. [{ N = 1024 }, { N = 4096, M = 100 }]: a table as in
     overrides each, applied after overrides. A candidate has to be correct at all of them, and its
@@ -420,10 +420,8 @@ class ProblemSource(SourceTable):
 class ProblemsTable(SourceTable):
     """`[problems]`: the problems to solve."""
 
-    sources: list[ProblemSource] | None = Field(
-        default=None,
-        min_length=1,
-        json_schema_extra={"allowed": "one [[problems.sources]] or more"},
+    sources: list[ProblemSource] | None = rule(
+        "one [[problems.sources]] or more", default=None, min_length=1
     )
     """Several sources of problems, instead of source, path and the other keys of one."""
     train_levels: list[Positive] | None = None
@@ -439,10 +437,7 @@ class ProblemsTable(SourceTable):
     sizes: Literal["small", "gpu"] = "small"
     """Tensor sizes of generated problems. small: for judges without a GPU. gpu: large enough for
     100 µs or more on a GPU."""
-    dtypes: Annotated[list[Dtype], Field(min_length=1)] = Field(
-        default_factory=lambda: ["fp32"],
-        json_schema_extra={"allowed": 'a list of "fp32", "fp16", "bf16"'},
-    )
+    dtypes: list[Dtype] = rule('a list of "fp32", "fp16", "bf16"', default=["fp32"], min_length=1)
     """Element types of generated problems: each problem has one of them, at random. None is in half
     precision if the judge's tolerance could not tell its chain of operations from a shorter one: of
     ["fp32", "bf16"], about a fifth of the problems is in bf16."""
@@ -456,11 +451,11 @@ class ProblemsTable(SourceTable):
     allow_flagged: bool = False
     """Train on problems that "forge problems check" flags, instead of leaving them out; for source
     = "dir" or "file"."""
-    sft_by_level: Annotated[
-        list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=MAX_CHAIN)
-    ] = Field(
-        default_factory=lambda: [200, 200, 100, 50],
-        json_schema_extra={"allowed": f"a list of 1 to {MAX_CHAIN} integers, 0 or more"},
+    sft_by_level: list[Annotated[int, Field(ge=0)]] = rule(
+        f"a list of 1 to {MAX_CHAIN} integers, 0 or more",
+        default=[200, 200, 100, 50],
+        min_length=1,
+        max_length=MAX_CHAIN,
     )
     """Generated problems with an answer in the SFT rows, by chain length: the first number is for
     length 1. GRPO uses the other problems."""
@@ -515,12 +510,10 @@ class DataSourceTable(Table):
     its columns: messages (role, content), conversations (from, value: ShareGPT), prompt and
     completion or response, or instruction, input and output (Alpaca). "forge data build" makes
     such a file of reasoning traces, "forge data harvest" of KernelBook and of PyTorch code."""
-    format: Literal["messages"] = Field(
+    format: Literal["messages"] = rule(
+        '"messages"; `forge data build X.toml` makes conversations of traces, with input.format, '
+        "`forge data harvest rows:PATH` of KernelBook",
         default="messages",
-        json_schema_extra={
-            "allowed": '"messages"; `forge data build X.toml` makes conversations of traces, with '
-            "input.format, `forge data harvest rows:PATH` of KernelBook"
-        },
     )
     """Kind of the rows: conversations, the only one."""
 
@@ -537,8 +530,8 @@ class DataSource(DataSourceTable):
 class DataTable(DataSourceTable):
     """`[data]`: rows for supervised fine-tuning."""
 
-    sources: list[DataSource] | None = Field(
-        default=None, min_length=1, json_schema_extra={"allowed": "one [[data.sources]] or more"}
+    sources: list[DataSource] | None = rule(
+        "one [[data.sources]] or more", default=None, min_length=1
     )
     """Several sources of rows, instead of source and path of one."""
     static_share: Share = 0.0
@@ -603,9 +596,8 @@ NumGpus = Annotated[int, Field(ge=0)] | Literal["auto"]
 class DevicesTable(Table):
     """`[devices]`: the GPUs of each role. Empty means CPU only."""
 
-    gpus: list[str] | Literal["auto"] | None = Field(
-        default=None,
-        json_schema_extra={"allowed": '"auto", or a list of strings such as ["0", "1"]'},
+    gpus: list[str] | Literal["auto"] | None = rule(
+        '"auto", or a list of strings such as ["0", "1"]', default=None
     )
     """GPUs of the run, by UUID or index; auto means all visible ones, absent means none."""
     train: NumGpus = 0
@@ -777,9 +769,8 @@ class ModelTable(Table):
 
     init: Literal["tiny"] | None = None
     """Make a random model, with the sizes of [model.tiny], instead of loading one."""
-    path: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None,
-        json_schema_extra={"allowed": "a directory, RUN or RUN:STEP, a GGUF file or a hub name"},
+    path: Annotated[str, Field(min_length=1)] | None = rule(
+        "a directory, RUN or RUN:STEP, a GGUF file or a hub name", default=None
     )
     """Local directory, GGUF file or hub name of the model, or the directory of a run, "runs/x-1" or
     "runs/x-1:40": its newest weights or those of a step, with their adapter merged. Exactly one of
@@ -894,9 +885,7 @@ class SearchStage(PlayStage):
 
     kind: Literal["search"]
     """Kind of the stage: search."""
-    budget: Annotated[
-        str, Field(pattern=BUDGET, json_schema_extra={"allowed": '"64", "20m" or "2M-tokens"'})
-    ]
+    budget: Annotated[str, rule('"64", "20m" or "2M-tokens"', pattern=BUDGET)]
     """Answers, time or generated tokens that the stage may spend. Problems share them by expected
     gain."""
     strategy: Literal["best-of-n", "refine", "evolve"] = "refine"
@@ -1046,9 +1035,7 @@ class RoundTable(Table):
 
     repeat: Annotated[int, Field(ge=1, le=64)]
     """Number of rounds. Each begins with the weights that the one before ended with."""
-    stage: list[Stage] = Field(
-        min_length=1, json_schema_extra={"allowed": "one [[round.stage]] or more"}
-    )
+    stage: list[Stage] = rule("one [[round.stage]] or more", min_length=1)
     """Stages of a round in order."""
 
 
@@ -1065,13 +1052,9 @@ class StoreTable(Table):
     """Parent of run directories, relative to the working directory."""
     texts: Literal["plain", "zstd"] = "zstd"
     """Storage of texts: compressed, or plain, which stock sqlite3 can read."""
-    keep_tokens: Annotated[
-        str,
-        Field(
-            pattern=r"^(all|untrained|last:[1-9]\d*)$",
-            json_schema_extra={"allowed": '"all", "untrained" or "last:N"'},
-        ),
-    ] = "all"
+    keep_tokens: str = rule(
+        '"all", "untrained" or "last:N"', pattern=r"^(all|untrained|last:[1-9]\d*)$", default="all"
+    )
     """Token ids and logprobs kept in tokens.db. all: every turn up to 20 GB, then as untrained.
     untrained: only what a resume needs. last:N: the last N steps."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 500_000_000
@@ -1093,29 +1076,18 @@ class NotifyTable(Table):
     command: Annotated[str, Field(min_length=1)] | None = None
     """Shell command for each message. Its environment has FORGE_RUN, FORGE_EVENT, FORGE_MESSAGE and
     FORGE_RUN_DIR; its stdin has the same as JSON."""
-    webhook: Annotated[
-        str | None,
-        Field(pattern=WEBHOOK, json_schema_extra={"allowed": "http(s)://HOST[:PORT][/PATH]"}),
-    ] = None
+    webhook: str | None = rule("http(s)://HOST[:PORT][/PATH]", pattern=WEBHOOK, default=None)
     """URL that receives each message as JSON; Slack, Mattermost and Discord show it. It is
     stored with the run; use webhook_env for a secret URL."""
-    webhook_env: Annotated[
-        str | None,
-        Field(
-            pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-            json_schema_extra={"allowed": "the name of a variable"},
-        ),
-    ] = None
+    webhook_env: str | None = rule(
+        "the name of a variable", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", default=None
+    )
     """Environment variable that holds the URL, instead of webhook."""
-    on: Annotated[
-        list[Literal["done", "failed", "stalled", "stopped", "best"]],
-        Field(
-            min_length=1,
-            json_schema_extra={
-                "allowed": 'a list of "done", "failed", "stalled", "stopped", "best"'
-            },
-        ),
-    ] = Field(default_factory=lambda: list(DEFAULT_EVENTS))
+    on: list[Literal["done", "failed", "stalled", "stopped", "best"]] = rule(
+        'a list of "done", "failed", "stalled", "stopped", "best"',
+        default=[*DEFAULT_EVENTS],
+        min_length=1,
+    )
     """Events that send a message. done, failed, stalled (exit 5), stopped (by a person or by
     [limits]): the end of an attempt. best: an evaluation above all earlier ones of its size, or a
     kernel at least 10% faster than any before."""
@@ -1131,10 +1103,9 @@ class NotifyTable(Table):
 class SinksTable(Table):
     """`[sinks]`: other destinations of each step's metrics, which the store has in any case."""
 
-    to: Annotated[
-        list[Literal["tensorboard", "trackio", "wandb"]],
-        Field(json_schema_extra={"allowed": 'a list of "tensorboard", "trackio", "wandb"'}),
-    ] = Field(default_factory=list[Literal["tensorboard", "trackio", "wandb"]])
+    to: list[Literal["tensorboard", "trackio", "wandb"]] = rule(
+        'a list of "tensorboard", "trackio", "wandb"', default=[]
+    )
     """Destinations, each fed by a child process that reads the store. tensorboard and wandb write
     below the run's directory, trackio to TRACKIO_DIR."""
     project: Annotated[str, NAME_RULE] = "forge"
@@ -1181,15 +1152,9 @@ class Experiment(Table):
     """Messages to people."""
     sinks: SinksTable = SinksTable()
     """Other destinations of the metrics."""
-    stage: list[Stage] = Field(
-        default_factory=list[Stage], json_schema_extra={"allowed": "one [[stage]] or more"}
-    )
+    stage: list[Stage] = rule("one [[stage]] or more", default=[])
     """Stages in order."""
-    round: list[RoundTable] = Field(
-        default_factory=list[RoundTable],
-        exclude=True,
-        json_schema_extra={"allowed": "one [[round]] or more"},
-    )
+    round: list[RoundTable] = rule("one [[round]] or more", default=[], exclude=True)
     """Stages that are repeated after these. A run has each round's stages among its own."""
 
     def unrolled(self) -> tuple[Experiment, list[KeyPath]]:
