@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -34,12 +34,6 @@ from forge.evalpool.cards import require_target
 from forge.evalpool.site_packages import OPTION, require_installed
 from forge.process.devices import Gpu
 from forge.records.problem import ReferenceModule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from forge.process.devices import Gpu
-
 
 Subject: TypeAlias = str | Path | ReferenceModule
 

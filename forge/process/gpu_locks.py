@@ -22,17 +22,12 @@ import os
 import re
 import threading
 import time
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.errors import MachineError, Stalled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
-    from contextlib import AbstractContextManager
-
-    from forge.process.devices import Gpu
+from forge.process.devices import Gpu
 
 FOLDER = Path("/tmp")
 """One folder for all users: /run/lock belongs to root on some machines, and a logout deletes the

@@ -13,19 +13,15 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from forge.errors import ForgeError
-from forge.store.layout import is_owned
+from forge.process.control import ControlClient
+from forge.store.layout import RunPaths, is_owned
 from forge.store.reader import RunReader
 from forge.views.run_state import RunState, load_run_state, open_client
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.process.control import ControlClient
-    from forge.store.layout import RunPaths
 
 Answer = TypeVar("Answer")
 

@@ -6,24 +6,18 @@ The room of prompts imports no judge, so what prompts state about judges is coll
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from forge.config.schema import PromptTable
+from forge.config.schema import Experiment, JudgeTable, PromptTable
 from forge.data.prompts.prompt_set import DeviceFacts, PromptFacts, PromptSet, make_prompts
 from forge.errors import ConfigError
 from forge.evalpool.cards import FLOPS_PER_CLOCK, find_card
 from forge.evalpool.judge.numbers.protocols import PROTOCOLS, TOLERANCE
+from forge.process.devices import Gpu
 from forge.records import Event
-from forge.store.reader import open_run
+from forge.store.layout import RunPaths
+from forge.store.reader import RunReader, open_run
 from forge.store.resume import events
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.config.schema import Experiment, JudgeTable
-    from forge.process.devices import Gpu
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
 
 KIND = "prompts"
 PRECISIONS = ("fp32", "fp16", "bf16")

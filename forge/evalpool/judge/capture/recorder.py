@@ -8,8 +8,9 @@ the judge for its value (`exchange.Asking`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
@@ -18,15 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.capture.building import Parts
-from forge.evalpool.judge.capture.exchange import BoundExceeded, Unsupported, current_line
+from forge.evalpool.judge.capture.exchange import Asking, BoundExceeded, Unsupported, current_line
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.questions import MAX_VALUES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from forge.evalpool.judge.capture.exchange import Asking
 
 aten = torch.ops.aten
 

@@ -12,9 +12,10 @@ import hashlib
 import importlib
 import operator
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -40,15 +41,11 @@ from forge.evalpool.judge.capture.pretence import (
     inductor_patches,
     make_fake_mode,
 )
+from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Alternative, Choice, Node, Op
 from forge.evalpool.judge.program.walk import tensors_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from forge.evalpool.judge.capture.recorder import Recorder
 
 
 class CaptureDriver(DriverBase):

@@ -16,15 +16,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from forge.evalpool.judge.program import dialect
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from forge.evalpool.judge.program.format import Kernel
-
+from forge.evalpool.judge.program.format import Kernel
 
 MAX_TEXT_BYTES = 8 << 20
 _TOKEN = re.compile(

@@ -9,20 +9,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.ttir.tree import BOOL, Block, Operation, Scalar, element_of, shape_of
+from forge.evalpool.judge.program.format import Kernel
+from forge.evalpool.judge.ttir.memory.storages import Group
+from forge.evalpool.judge.ttir.tree import (
+    BOOL,
+    BasicBlock,
+    Block,
+    Function,
+    Module,
+    Operation,
+    Scalar,
+    element_of,
+    shape_of,
+)
 from forge.evalpool.judge.ttir.verify import operations_of, reading_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from forge.evalpool.judge.program.format import Kernel
-    from forge.evalpool.judge.ttir.memory.storages import Group
-    from forge.evalpool.judge.ttir.tree import BasicBlock, Function, Module
 
 ANY, PARAMETER = "any", "parameter "
 """Memory that is no input's and no parameter's, and beginning of the name of a parameter's."""

@@ -24,7 +24,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, state_dict_loader, state_dict_saver
@@ -38,9 +38,7 @@ from torch.distributed.tensor import DTensor
 
 from forge.process.machine import read_memory
 from forge.train.checkpoints import STAGING, put_in_place, write_manifest
-
-if TYPE_CHECKING:
-    from forge.train.trainer.child.parallel import SharedCard, World
+from forge.train.trainer.child.parallel import SharedCard, World
 
 
 class Background:

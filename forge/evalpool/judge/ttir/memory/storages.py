@@ -14,21 +14,16 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.ttir.values import Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.evalpool.judge.ttir.tree import Operation, Scalar
-    from forge.evalpool.judge.ttir.values import Array, Lanes
-
+from forge.evalpool.judge.ttir.tree import Operation, Scalar
+from forge.evalpool.judge.ttir.values import Array, Lanes, Unsupported
 
 # --- storages
 
