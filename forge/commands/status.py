@@ -7,20 +7,25 @@ the runs of a store directory that are running now, one line each.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from forge.errors import ConfigError, ForgeError, Stalled
-from forge.store.layout import is_owned, list_runs, read_status
-from forge.store.reader import open_run
+from forge.process.control import ComponentStatus, LiveStatus
+from forge.store.layout import RunPaths, is_owned, list_runs, read_status
+from forge.store.reader import RunReader, open_run
 from forge.views.compare import load_gains
+from forge.views.fitting import Fitting
 from forge.views.run_state import (
     IN_ORDER,
+    PlayedSteps,
     RunState,
     describe_steps,
     live_facts,
@@ -32,18 +37,6 @@ from forge.views.run_state import (
     stage_names,
 )
 from forge.views.text import NONE, at_least, duration, gigabytes, memory, minutes, printable, share
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from rich.console import RenderableType
-
-    from forge.process.control import ComponentStatus, LiveStatus
-    from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader
-    from forge.views.fitting import Fitting
-    from forge.views.run_state import PlayedSteps
 
 ENDED = ("done", "stopped", "failed", "killed")
 BEST_KERNEL = """

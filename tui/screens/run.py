@@ -11,20 +11,26 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.columns import Columns
 from rich.console import Group
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.events import Resize
 from textual.message import Message
 from textual.widgets import DataTable, Sparkline, Static
 from textual_plotext import PlotextPlot
 
+from forge.process.control import ComponentStatus, LiveStatus
+from forge.store.reader import RunReader
 from forge.tui.frame.asking import AskingScreen
+from forge.tui.frame.watched import Watched
 from forge.tui.widgets.texts import SIGNS as VERDICT_SIGNS
 from forge.tui.widgets.texts import STOPPED, Column, RowTable, spark
 from forge.views.compare import load_gains
@@ -34,6 +40,7 @@ from forge.views.run_state import (
     IN_ORDER,
     Rung,
     RungState,
+    RunState,
     load_ladder,
     load_stages,
     stage_name,
@@ -53,18 +60,6 @@ from forge.views.text import (
     share,
     spread,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-    from textual.events import Resize
-
-    from forge.process.control import ComponentStatus, LiveStatus
-    from forge.store.reader import RunReader
-    from forge.tui.frame.watched import Watched
-    from forge.views.run_state import RunState
 
 SIGNS = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
 STYLES = {"green": "green", "yellow": "yellow", "red": "bold red"}

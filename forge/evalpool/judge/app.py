@@ -21,18 +21,21 @@ import hashlib
 import logging
 import os
 import sys
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from forge.config.schema import JudgeTable
 from forge.errors import ChildDied, ForgeError, MachineError
 from forge.evalpool.judge.children.spawner import (
     LimitMet,
@@ -52,16 +55,9 @@ from forge.evalpool.wire import ExamineBody, HarvestBody, JudgeBody, read_reques
 from forge.process.machine import limit_behind
 from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from starlette.requests import Request
-
-    from forge.config.schema import JudgeTable
-    from forge.records.examination import Examination
-    from forge.records.problem import ReferenceModule
-    from forge.records.verdict import JudgeOptions, Verdict
+from forge.records.examination import Examination
+from forge.records.problem import ReferenceModule
+from forge.records.verdict import JudgeOptions, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -9,16 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from forge.train.checkpoints import is_kept
 from forge.train.refusals import is_mixture
 from forge.train.trainer.packed.sequences import RowLayout
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 

@@ -19,29 +19,22 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
+from peft import PeftModel
 from peft.tuners.lora.layer import ParamWrapper, _LoraFactorsProxy
 from torch.nn.utils.parametrize import cached
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedConfig, PreTrainedModel
 from transformers.core_model_loading import ConversionOps
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
 from forge.errors import ConfigError
-from forge.train.trainer.child.settings import model_class, uses_fsdp
+from forge.train.trainer.child.settings import TrainerSettings, model_class, uses_fsdp
 from forge.train.trainer.packed.sequences import ATTENTION, register_attention
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from peft import PeftModel
-    from transformers import PreTrainedConfig
-
-    from forge.train.trainer.child.settings import TrainerSettings
-
 
 BACKEND = "inductor"
 """Compiler of blocks."""
