@@ -20,51 +20,24 @@ from datetime import date, datetime, time
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
-from forge.config.schema import (
-    CHATML,
-    CLUSTER_ADDRESS,
-    DEFAULT_EVENTS,
-    JUDGE_URL,
-    SERVE_URL,
-    SHARED,
-    WEBHOOK,
-    Budget,
-    DataSourceTable,
-    DataTable,
-    Experiment,
-    GrpoStage,
-    KeyPath,
-    PlayStage,
-    ProblemSource,
-    ProblemsTable,
-    PromptTable,
-    SearchStage,
-    SftStage,
-    SourceTable,
-    Table,
-    TomlValue,
-    TrainStage,
-    find_shape_mistakes,
-    is_hub_name,
-    names_file,
-    split_of,
-)
+from forge.config import schema
 from forge.config.schema.build import DataBuild
 from forge.records import Split
 
 Rows: TypeAlias = "Iterator[tuple[Any, str, str] | tuple[Any, str, str, bool]]"
 HERE = True
 LONGEST_VALUE = 60
+CLUSTER_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[^/\s:]+):\d{1,5}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    path: KeyPath
+    path: schema.KeyPath
     text: str
     """`found 0; an integer, 1 or more`."""
 
 
-def show(value: TomlValue | PurePath | None) -> str:
+def show(value: schema.TomlValue | PurePath | None) -> str:
     """A value as TOML writes it, cut to a length that fits a line."""
     if isinstance(value, bool):
         text = str(value).lower()
@@ -82,7 +55,7 @@ def show(value: TomlValue | PurePath | None) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
-def check(experiment: Experiment, *, is_here: bool = True) -> list[Mistake]:
+def check(experiment: schema.Experiment, *, is_here: bool = True) -> list[Mistake]:
     """All mistakes between keys. `experiment`: valid key by key, without rounds. `is_here`: False
     if it will run on another machine, so missing files are not mistakes."""
     return [each for part in CHECKS for each in found_in(part(experiment), is_here=is_here)]
@@ -95,7 +68,7 @@ def found_in(rows: Rows, *, is_here: bool = True) -> Iterator[Mistake]:
             yield Mistake(path=tuple(parts), text=text)
 
 
-def _is_set(table: Table, key: str) -> bool:
+def _is_set(table: schema.Table, key: str) -> bool:
     """True for another value than the default, which a resolved experiment lists too."""
     field = type(table).model_fields[key]
     default = field.get_default(call_default_factory=True, validated_data={})
@@ -106,7 +79,7 @@ PINNING = re.compile(r"\w+_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_DEVICE_ORDINAL"
 """Variables by which drivers choose GPUs. A child gets them from the plan."""
 
 
-def check_devices(x: Experiment) -> Rows:
+def check_devices(x: schema.Experiment) -> Rows:
     """GPUs for a role only if there are some, shared evenly by the replicas, and chosen by the plan
     alone: a GPU that `env` names could belong to another process."""
     for role in ("train", "serve", "judge"):
@@ -125,13 +98,13 @@ def check_devices(x: Experiment) -> Rows:
             yield PINNING.fullmatch(name), f"{table}.env.{name}", text
 
 
-def check_servers(x: Experiment) -> Rows:
+def check_servers(x: schema.Experiment) -> Rows:
     """Addresses of judge pools and model servers in a form that can be connected to, the keys that
     need a server, and weights in a trainer's memory, which few engines can read."""
     serve, model = x.serve, x.model
     for table, urls, form, words in (
-        ("judge", x.judge.url, JUDGE_URL, "http://HOST:PORT or unix:/PATH"),
-        ("serve", serve.url, SERVE_URL, "http://HOST:PORT[/PATH] or unix:/PATH"),
+        ("judge", x.judge.url, schema.JUDGE_URL, "http://HOST:PORT or unix:/PATH"),
+        ("serve", serve.url, schema.SERVE_URL, "http://HOST:PORT[/PATH] or unix:/PATH"),
     ):
         for index, url in enumerate(urls):
             yield not form.fullmatch(url), f"{table}.url.{index}", f'found "{url}"; {words}'
@@ -150,7 +123,7 @@ def check_servers(x: Experiment) -> Rows:
     yield python and not python.is_file(), "serve.python", text, HERE
 
 
-def check_outlets(x: Experiment) -> Rows:
+def check_outlets(x: schema.Experiment) -> Rows:
     """Keys that exclude or need each other, names that are in a list once, and a variable that does
     not hold a URL here."""
     for key, names in (
@@ -168,14 +141,14 @@ def check_outlets(x: Experiment) -> Rows:
         url = os.environ.get(variable)
         found = "which is not set" if url is None else "which is not http(s)://HOST[/PATH]"
         text = f'found "{variable}", {found}; a variable that holds the URL'
-        yield not re.fullmatch(WEBHOOK, url or ""), "notify.webhook_env", text, HERE
+        yield not re.fullmatch(schema.WEBHOOK, url or ""), "notify.webhook_env", text, HERE
     text = "set without command or webhook; set one of them to receive messages"
-    yield notify.on != list(DEFAULT_EVENTS) and not notify.is_configured, "notify.on", text
+    yield notify.on != list(schema.DEFAULT_EVENTS) and not notify.is_configured, "notify.on", text
     text = 'set without "wandb" in sinks.to; both or neither'
     yield sinks.wandb_mode != "online" and "wandb" not in sinks.to, "sinks.wandb_mode", text
 
 
-def check_cluster(x: Experiment) -> Rows:
+def check_cluster(x: schema.Experiment) -> Rows:
     """Roles on other nodes need an address, and no other place."""
     table, serve, devices = x.cluster, x.serve, x.devices
     if table.address is None:
@@ -212,10 +185,10 @@ def check_cluster(x: Experiment) -> Rows:
 CLONE = "git clone https://github.com/ScalingIntelligence/KernelBench"
 
 
-def check_problems(x: Experiment) -> Rows:
+def check_problems(x: schema.Experiment) -> Rows:
     """Keys that belong to the chosen sources of problems, and files that exist."""
     problems = x.problems
-    yield from _single_keys("problems", problems, SourceTable)
+    yield from _single_keys("problems", problems, schema.SourceTable)
     for index, part in enumerate(problems.parts()):
         at = problems.key_of(index)
         for name, found in (("path", "a path"), ("shapes", "shapes")):
@@ -257,10 +230,12 @@ def check_problems(x: Experiment) -> Rows:
     }
     why = next((text for text, does in holds_out.items() if does), None)
     text = f'found "shared" with {why}; a number'
-    yield why and problems.num_heldout == SHARED, "problems.num_heldout", text
+    yield why and problems.num_heldout == schema.SHARED, "problems.num_heldout", text
 
 
-def _single_keys(name: str, table: ProblemsTable | DataTable, single: type[Table]) -> Rows:
+def _single_keys(
+    name: str, table: schema.ProblemsTable | schema.DataTable, single: type[schema.Table]
+) -> Rows:
     """With several sources, no keys of a single one, and the generator once."""
     if table.sources is None:
         return
@@ -274,7 +249,7 @@ def _single_keys(name: str, table: ProblemsTable | DataTable, single: type[Table
         yield is_again, f"{name}.sources.{index}.source", text
 
 
-def _files(part: ProblemSource, at: str) -> Rows:
+def _files(part: schema.ProblemSource, at: str) -> Rows:
     path = part.path
     if not path:
         what = "the directory of the problems" if part.source == "dir" else "the rows"
@@ -288,7 +263,7 @@ def _files(part: ProblemSource, at: str) -> Rows:
     else:
         text = f'found "{path}", which has no *.py files'
         yield not any(path.rglob("*.py")), f"{at}path", text, HERE
-    for index, text in find_shape_mistakes(part.shapes) if part.shapes is not None else ():
+    for index, text in schema.find_shape_mistakes(part.shapes) if part.shapes is not None else ():
         yield True, f"{at}shapes{'' if index is None else f'.{index}'}", text
 
 
@@ -298,7 +273,7 @@ def _rows(path: Path, key: str) -> Rows:
     settings = path.parent.parent / f"{path.parent.name}.toml"
     if path.suffix and settings.is_file():
         text = f"{text}; `forge data build {settings}` writes it"
-    yield not path.exists() and not is_hub_name(str(path)), key, text, HERE
+    yield not path.exists() and not schema.is_hub_name(str(path)), key, text, HERE
 
 
 def _how_to_clone(path: Path) -> str:
@@ -309,9 +284,9 @@ def _how_to_clone(path: Path) -> str:
     return f"; {CLONE} {Path(*path.parts[: names.index('kernelbench') + 1])}"
 
 
-def check_data(x: Experiment) -> Rows:
+def check_data(x: schema.Experiment) -> Rows:
     """A file of SFT rows exactly if a source is a file, and each file once."""
-    yield from _single_keys("data", x.data, DataSourceTable)
+    yield from _single_keys("data", x.data, schema.DataSourceTable)
     paths = [part.path for part in x.data.parts()]
     for index, part in enumerate(x.data.parts()):
         key, path = f"{x.data.key_of(index)}path", part.path
@@ -332,7 +307,7 @@ PROMPT_FILES = ("system", "first", "feedback", "example")
 def check_build(build: DataBuild) -> Rows:
     """Mistakes that concern several keys, or the files of this machine."""
     filters, tokenizer, out = build.filters, build.tokenizer.path, build.output.dir
-    is_there = tokenizer is None or tokenizer.is_dir() or is_hub_name(str(tokenizer))
+    is_there = tokenizer is None or tokenizer.is_dir() or schema.is_hub_name(str(tokenizer))
     yield from _rows(build.input.path, "input.path")
     yield from [
         (filters.length and tokenizer is None, "tokenizer.path",
@@ -353,7 +328,7 @@ HUB_NAME = re.compile(r"(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b")
 """`name` or `owner/name`; anything else can only be a directory."""
 
 
-def check_model(x: Experiment) -> Rows:
+def check_model(x: schema.Experiment) -> Rows:
     """One source of weights, which exists; quantized weights only under an adapter; and sizes of
     the random model that attention can use."""
     model, tiny, template = x.model, x.model.tiny, x.model.chat_template
@@ -373,8 +348,8 @@ def check_model(x: Experiment) -> Rows:
          "RUN or RUN:STEP, a GGUF file (.gguf) or a hub name"), HERE),
         (adapter and not (adapter / "adapter_config.json").is_file(), "model.adapter",
          f'found "{adapter}", which has no adapter_config.json; a PEFT adapter', HERE),
-        (names_file(template) and not Path(template).is_file(), "model.chat_template",
-         f'found "{template}", which is not a file; "{CHATML}" or a jinja file', HERE),
+        (schema.names_file(template) and not Path(template).is_file(), "model.chat_template",
+         f'found "{template}", which is not a file; "{schema.CHATML}" or a jinja file', HERE),
         (template is not None and model.path is None, "model.chat_template",
          "set without model.path, whose template it replaces"),
         (is_quantized and not model.lora, "model.quantize",
@@ -392,7 +367,7 @@ TINY_TAG = "think"
 """Tag in the vocabulary and the chat template of a random model."""
 
 
-def check_prompt(x: Experiment) -> Rows:
+def check_prompt(x: schema.Experiment) -> Rows:
     """A context that holds a completion, in a model that has so many positions; files that exist;
     and no other tag of thinking than the tokenizer's."""
     context, completion = x.serve.context_tokens, x.rollout.max_completion_tokens
@@ -407,48 +382,48 @@ def check_prompt(x: Experiment) -> Rows:
          f'found "{thinking}" with model.init, whose chat template knows "{TINY_TAG}" alone'),
     ]  # fmt: skip
     for index, stage in enumerate(x.stage):
-        if is_random and isinstance(stage, SftStage):
+        if is_random and isinstance(stage, schema.SftStage):
             text = f"found {stage.max_length}; {most}"
             yield stage.max_length > limit, f"stage.{index}.max_length", text
     yield from _prompt_files(x.prompt)
 
 
-def _prompt_files(prompt: PromptTable) -> Rows:
+def _prompt_files(prompt: schema.PromptTable) -> Rows:
     for key in PROMPT_FILES:
         path: Path | bool | None = getattr(prompt, key)
         text = f'found "{path}", which is not a file; a text file'
         yield isinstance(path, Path) and not path.is_file(), f"prompt.{key}", text, HERE
 
 
-def check_stages(x: Experiment) -> Rows:
+def check_stages(x: schema.Experiment) -> Rows:
     """Stages that need answers, a model that can write kernels, or more problems; and the keys of
     each stage."""
     yield not x.stage, "stage", "found none; one [[stage]] or more, or [[round]]"
     is_random = x.model.init is not None and x.model.adapter is None
     for index, stage in enumerate(x.stage):
         at, wanted, heldout = f"stage.{index}", None, x.problems.num_reserved
-        if isinstance(stage, TrainStage):
+        if isinstance(stage, schema.TrainStage):
             yield from _training(x, stage, at)
-        if isinstance(stage, SftStage):
+        if isinstance(stage, schema.SftStage):
             is_random = is_random and stage.source != "data"
             yield from _sft(x, stage, index)
-        elif isinstance(stage, GrpoStage):
+        elif isinstance(stage, schema.GrpoStage):
             text = "found grpo on random weights, where every group is flat and nothing is "
             text += 'learned; put a [[stage]] with kind = "sft" before it, or start from [model] '
             yield is_random, f"{at}.kind", f"{text}path"
             yield from _grpo(x, stage, at)
-        elif isinstance(stage, SearchStage):
+        elif isinstance(stage, schema.SearchStage):
             yield from _search(x, stage, at)
-        if isinstance(stage, PlayStage) and split_of(stage) is Split.HELDOUT:
+        if isinstance(stage, schema.PlayStage) and schema.split_of(stage) is Split.HELDOUT:
             wanted = stage.num_problems
         text = f"found {wanted}; at most problems.num_heldout = {heldout}"
         is_many = not x.problems.has_others and wanted and wanted > heldout
         yield is_many, f"{at}.num_problems", text
 
 
-def _training(x: Experiment, stage: SftStage | GrpoStage, at: str) -> Rows:
+def _training(x: schema.Experiment, stage: schema.SftStage | schema.GrpoStage, at: str) -> Rows:
     """Steps, learning rates and parallelism."""
-    epochs = stage.epochs if isinstance(stage, SftStage) else None
+    epochs = stage.epochs if isinstance(stage, schema.SftStage) else None
     rate, least = stage.learning_rate, stage.min_learning_rate
     is_sharded = x.model.quantize is not None and stage.parallel == "fsdp2"
     yield from [
@@ -471,7 +446,7 @@ def _training(x: Experiment, stage: SftStage | GrpoStage, at: str) -> Rows:
 OWN_KEYS = ("best_per_problem", "min_speedup")
 
 
-def _sft(x: Experiment, stage: SftStage, index: int) -> Rows:
+def _sft(x: schema.Experiment, stage: schema.SftStage, index: int) -> Rows:
     """Answers to train on: those of the data, or of an earlier stage; no key without an effect."""
     at, source, data = f"stage.{index}", stage.source, x.data
     text = 'found "sft", which needs answers, and only generated problems have some; set '
@@ -492,15 +467,17 @@ def _sft(x: Experiment, stage: SftStage, index: int) -> Rows:
             yield _is_set(stage, key), f"{at}.{key}", text
         return
     before = x.stage[:index]
-    has_answers = any(isinstance(one, SearchStage) and one.problems == "train" for one in before)
-    has_rollouts = source == "rollouts" and any(isinstance(one, GrpoStage) for one in before)
+    has_answers = any(
+        isinstance(one, schema.SearchStage) and one.problems == "train" for one in before
+    )
+    has_rollouts = source == "rollouts" and any(isinstance(one, schema.GrpoStage) for one in before)
     needed = 'a [[stage]] with kind = "search" and problems = "train"'
     needed += " or a grpo stage" if source == "rollouts" else ""
     text = f'found "{source}", and no stage before it has such answers; {needed} before it'
     yield not has_answers and not has_rollouts, f"{at}.source", text
 
 
-def _grpo(x: Experiment, stage: GrpoStage, at: str) -> Rows:
+def _grpo(x: schema.Experiment, stage: schema.GrpoStage, at: str) -> Rows:
     """Bounds of the ratio that the loss uses, and publishes that the trainer need not wait for."""
     for name in ("clip_low", "delta"):
         text = f"found {getattr(stage, name) or 0:g} with "
@@ -516,8 +493,8 @@ def _grpo(x: Experiment, stage: GrpoStage, at: str) -> Rows:
     yield stage.publish_every > steps, f"{at}.publish_every", text
 
 
-def _search(x: Experiment, stage: SearchStage, at: str) -> Rows:
-    budget, longest = Budget.parse(stage.budget), x.rollout.max_completion_tokens
+def _search(x: schema.Experiment, stage: schema.SearchStage, at: str) -> Rows:
+    budget, longest = schema.Budget.parse(stage.budget), x.rollout.max_completion_tokens
     yield budget.seconds == 0, f"{at}.budget", f"found {stage.budget}; above 0, such as 20m"
     text = f"found {stage.budget}; at least one answer, which may have "
     text += f"rollout.max_completion_tokens = {longest}"
@@ -529,7 +506,7 @@ OWN = ("function", "function_per", "function_timeout_s", "stop_at_speedup")
 OPTIONS = ("function_per", "function_timeout_s")
 
 
-def check_function(x: Experiment) -> Rows:
+def check_function(x: schema.Experiment) -> Rows:
     """A file that defines the function, and no key without an effect."""
     reward = x.reward
     if reward.function is None:
@@ -547,7 +524,7 @@ def check_function(x: Experiment) -> Rows:
     yield fault, "reward.function", fault, HERE
 
 
-def check_reward(x: Experiment) -> Rows:
+def check_reward(x: schema.Experiment) -> Rows:
     """No reward for a share that is always whole, for a first answer that is slow on purpose, or
     for no speed at all; and no older group than may be trained on."""
     reward, rollout = x.reward, x.rollout

@@ -16,18 +16,7 @@ from operator import itemgetter
 from pathlib import PurePath
 from typing import Any
 
-from forge.records import (
-    Completion,
-    End,
-    Event,
-    Finish,
-    Group,
-    PolicyVersion,
-    Purpose,
-    Trajectory,
-    Turn,
-    Verdict,
-)
+from forge import records
 from forge.records.verdict import TIMING_FIELDS
 from forge.store.acknowledged import read_acknowledged
 from forge.store.codec import decode_ids, decode_logprobs
@@ -45,7 +34,7 @@ class LastState:
     sample_id: int
     policy_version: int
     """Highest of publishes and turns: a turn may use a version before its publish is recorded."""
-    policies: tuple[PolicyVersion, ...]
+    policies: tuple[records.PolicyVersion, ...]
     """The newest published weights of each stage and all that still exist, newest first; without
     those past a step that the run went back to."""
     steps: dict[int, int]
@@ -79,7 +68,7 @@ def last_state(reader: RunReader) -> LastState:
     )
 
 
-def _left(reader: RunReader) -> Iterator[PolicyVersion]:
+def _left(reader: RunReader) -> Iterator[records.PolicyVersion]:
     """The newest policy of each stage and those whose weights exist: of a long run a few of very
     many."""
     folder = reader.paths.weights
@@ -91,19 +80,19 @@ def _left(reader: RunReader) -> Iterator[PolicyVersion]:
     )
     stages = set[int]()
     for row in found.rows:
-        policy = PolicyVersion(**dict(zip(found.columns, row, strict=True)))
+        policy = records.PolicyVersion(**dict(zip(found.columns, row, strict=True)))
         if policy.stage not in stages or PurePath(policy.path).name in names:
             stages.add(policy.stage)
             yield replace(policy, path=str(reader.path(policy.path)))
 
 
-def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:
+def events(reader: RunReader, *, kind: str | None = None) -> list[records.Event]:
     rows = reader.rows(
         "SELECT at, kind, message, data FROM events WHERE :kind IS NULL OR kind = :kind ORDER BY "
         "event_id",
         {"kind": kind},
     )
-    return [Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
+    return [records.Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
 
 
 def last_steps(reader: RunReader, *, stage: int) -> tuple[int, int]:
@@ -136,7 +125,7 @@ ORDER BY t.group_id, t.rollout, t.turn
 """
 
 
-def untrained_groups(reader: RunReader, *, stage: int) -> list[Group]:
+def untrained_groups(reader: RunReader, *, stage: int) -> list[records.Group]:
     """Complete training groups of a stage that were never trained, oldest first.
 
     Some may be in offered batches. Left out are flat groups, which train nothing and may be flat
@@ -151,16 +140,16 @@ def untrained_groups(reader: RunReader, *, stage: int) -> list[Group]:
     ]
 
 
-def read_groups(rows: Iterable[dict[str, Any]]) -> list[Group]:
+def read_groups(rows: Iterable[dict[str, Any]]) -> list[records.Group]:
     """Groups from rows of v_turns in order; one without a `turn` is a rollout that has none."""
     return [_group(list(turns)) for _, turns in groupby(rows, key=itemgetter("group_id"))]
 
 
-def _group(rows: list[dict[str, Any]]) -> Group:
+def _group(rows: list[dict[str, Any]]) -> records.Group:
     first = rows[0]
-    return Group(
+    return records.Group(
         **{name: first[name] for name in ("group_id", "problem_id", "stage", "step")},
-        purpose=Purpose(first["purpose"]),
+        purpose=records.Purpose(first["purpose"]),
         trajectories=tuple(
             _trajectory(list(turns)) for _, turns in groupby(rows, key=itemgetter("rollout"))
         ),
@@ -169,29 +158,29 @@ def _group(rows: list[dict[str, Any]]) -> Group:
     )
 
 
-def _trajectory(rows: list[dict[str, Any]]) -> Trajectory:
+def _trajectory(rows: list[dict[str, Any]]) -> records.Trajectory:
     first = rows[0]
     turns = [row for row in rows if row["turn"] is not None]
-    return Trajectory(
+    return records.Trajectory(
         **{name: first[name] for name in ("group_id", "rollout", "problem_id")},
         turns=tuple(read_turn(row) for row in turns),
-        end=End(first["ended"]),
+        end=records.End(first["ended"]),
         returns=tuple(row["discounted_return"] for row in turns),
     )
 
 
-def read_turn(row: dict[str, Any]) -> Turn:
+def read_turn(row: dict[str, Any]) -> records.Turn:
     """The turn in a row of v_turns. Without tokens if the row has none."""
     names = ("group_id", "rollout", "turn", "reward", "generate_s", "judge_s")
     has_tokens = bool(row.get("prompt_ids"))
-    return Turn(
+    return records.Turn(
         **{name: row[name] for name in names},
         prompt_ids=decode_ids(row["prompt_ids"]) if has_tokens else (),
         prompt_text=row["prompt"] or "",
-        completion=Completion(
+        completion=records.Completion(
             token_ids=decode_ids(row["completion_ids"]) if has_tokens else (),
             logprobs=decode_logprobs(row["logprobs"]) if has_tokens else (),
-            finish=Finish(row["finish"]),
+            finish=records.Finish(row["finish"]),
             min_version=row["min_version"],
             max_version=row["max_version"],
         ),
@@ -204,9 +193,9 @@ def read_turn(row: dict[str, Any]) -> Turn:
     )
 
 
-def read_verdict(row: dict[str, Any]) -> Verdict:
-    return Verdict.from_json(
-        {field: row[field] for field in Verdict.__dataclass_fields__ if field in row}
+def read_verdict(row: dict[str, Any]) -> records.Verdict:
+    return records.Verdict.from_json(
+        {field: row[field] for field in records.Verdict.__dataclass_fields__ if field in row}
         | {name: row[name] for name in TIMING_FIELDS}
         | {
             "timing": "none" if row["speedup"] is None else "measured",

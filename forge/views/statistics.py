@@ -36,21 +36,10 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from forge.records import (
-    End,
-    Evaluation,
-    Group,
-    Problem,
-    Reason,
-    Status,
-    Timing,
-    Trajectory,
-    Turn,
-    Verdict,
-)  # fmt: skip
+from forge import records
 
-Rollouts = Sequence[tuple[str, Trajectory]]
-Answer = Verdict | None
+Rollouts = Sequence[tuple[str, records.Trajectory]]
+Answer = records.Verdict | None
 """None for a prompt that did not fit, which is wrong."""
 Answers = Mapping[str, Sequence[Answer]]
 """Answers by problem; no problem is without one."""
@@ -58,15 +47,15 @@ Value = TypeVar("Value")
 
 
 def evaluate_groups(
-    groups: Sequence[Group],
-    problems: Iterable[Problem],
+    groups: Sequence[records.Group],
+    problems: Iterable[records.Problem],
     *,
     stage: str,
     step: int,
     version: int,
     max_turns: int,
     at: float,
-) -> Evaluation:
+) -> records.Evaluation:
     """Computes an evaluation; pass@1 counts sampled first turns, greedy rollouts are separate.
 
     If no turn was judged, the rates are 0 with the interval 0..1.
@@ -79,8 +68,8 @@ def evaluate_groups(
         at: Unix time in seconds.
     """
     by_id = {problem.problem_id: problem for problem in problems}
-    sampled: list[tuple[str, Trajectory]] = []
-    greedy: list[tuple[str, Trajectory]] = []
+    sampled: list[tuple[str, records.Trajectory]] = []
+    greedy: list[tuple[str, records.Trajectory]] = []
     for group in sorted(groups, key=lambda each: (each.problem_id, each.group_id)):
         into = greedy if group.is_greedy else sampled
         into.extend((group.problem_id, trajectory) for trajectory in group.trajectories)
@@ -91,7 +80,7 @@ def evaluate_groups(
     at_k = _pass_at_ks(tallies)
     once, compiled = at_k.get(1, UNKNOWN), _share(first, _is_compiled)
     multi = _solved_in_any_turn(sampled)
-    return Evaluation(
+    return records.Evaluation(
         stage=stage,
         step=step,
         policy_version=version,
@@ -126,17 +115,17 @@ def _counts(rollouts: Rollouts, *, judged: Collection[str]) -> dict[str, Any]:
     reason."""
     turns = [turn for _, trajectory in rollouts for turn in trajectory.turns]
     reasons = {
-        name: Reason.of(turn.verdict.reason) or turn.verdict.reason
+        name: records.Reason.of(turn.verdict.reason) or turn.verdict.reason
         for name, trajectory in rollouts
         for turn in trajectory.turns[:1]
-        if turn.verdict.status is Status.UNJUDGEABLE and name not in judged
+        if turn.verdict.status is records.Status.UNJUDGEABLE and name not in judged
     }
     return {
         "num_judged_problems": len(judged),
         "unjudgeable": dict(sorted(Counter(map(str, reasons.values())).items())),
         "num_turns": len(turns),
         "num_masked": sum(not turn.verdict.status.is_scored for turn in turns),
-        "num_context_full": sum(t.end is End.CONTEXT_FULL for _, t in rollouts),
+        "num_context_full": sum(t.end is records.End.CONTEXT_FULL for _, t in rollouts),
         "num_unfit_problems": len({name for name, t in rollouts if not t.turns}),
     }
 
@@ -149,7 +138,7 @@ def _is_compiled(answer: Answer) -> bool:
     return answer is not None and answer.is_compiled
 
 
-def _timing(answer: Answer) -> Timing | None:
+def _timing(answer: Answer) -> records.Timing | None:
     return answer.timing if answer is not None and answer.is_correct else None
 
 
@@ -176,10 +165,12 @@ def _in_turn(rollouts: Rollouts, number: int) -> dict[str, list[Answer]]:
     return found
 
 
-def _counted_until(rollouts: Rollouts, number: int) -> dict[str, list[tuple[Answer, Trajectory]]]:
+def _counted_until(
+    rollouts: Rollouts, number: int
+) -> dict[str, list[tuple[Answer, records.Trajectory]]]:
     """The rollouts that count, each with its best answer up to a turn: all without those that a
     fault ended, in this turn or before, without a correct answer."""
-    found: dict[str, list[tuple[Answer, Trajectory]]] = defaultdict(list)
+    found: dict[str, list[tuple[Answer, records.Trajectory]]] = defaultdict(list)
     for name, trajectory in rollouts:
         seen: list[Answer] = [turn.verdict for turn in trajectory.turns[: number + 1]]
         best = max(seen, key=lambda each: (_is_correct(each), _speedup(each)), default=None)
@@ -216,7 +207,7 @@ def _pass_at_ks(tallies: Mapping[str, Tally]) -> dict[int, Estimate]:
     return {k: found for k in ks if (found := estimate_pass_at_k(counts, k)) is not None}
 
 
-def _by_source(answers: Answers, problems: Sequence[Problem]) -> dict[str, Any]:
+def _by_source(answers: Answers, problems: Sequence[records.Problem]) -> dict[str, Any]:
     """Parts by source, and by level of each source. With one source levels have no other name, and
     there are no sources.
 
@@ -476,12 +467,12 @@ def best_at(rollouts: Rollouts) -> list[dict[str, Any]]:
 
 
 def _best_row(
-    of: Mapping[str, Sequence[tuple[Answer, Trajectory]]], k: int, turn: int
+    of: Mapping[str, Sequence[tuple[Answer, records.Trajectory]]], k: int, turn: int
 ) -> dict[str, Any]:
     def best(value: Callable[[Answer], float]) -> list[float]:
         return [best_of([value(answer) for answer, _ in found], k) for found in of.values()]
 
-    def spent(cost: Callable[[Turn], int]) -> float:
+    def spent(cost: Callable[[records.Turn], int]) -> float:
         means = [
             _mean([sum(map(cost, trajectory.turns[: turn + 1])) for _, trajectory in found])
             for found in of.values()

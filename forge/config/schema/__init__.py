@@ -660,9 +660,6 @@ class ServeTable(Table):
         return len(self.url) or self.replicas
 
 
-CLUSTER_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9a-fA-F:]+\]|[^/\s:]+):\d{1,5}")
-
-
 SHARED_MEMORY = 0.5
 """Share of a card's memory for an engine that shares it."""
 

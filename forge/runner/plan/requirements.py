@@ -8,17 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge.config.schema import (
-    CHATML,
-    SHARED,
-    Experiment,
-    GrpoStage,
-    ModelTable,
-    SftStage,
-    TrainStage,
-    is_hub_name,
-    split_of,
-)
+from forge.config import schema
 from forge.data.chat import ChatTemplate
 from forge.data.generator import is_ample
 from forge.data.problems import in_split, load_problems
@@ -45,13 +35,13 @@ from forge.train.gguf import read_gguf
 from forge.train.refusals import OWN_CODE, has_own_code, is_mixture, missing_package, refusals
 from forge.views.text import count, gigabytes
 
-SHARE = f'problems.num_heldout = "{SHARED}", by which evaluations are of what is trained on'
+SHARE = f'problems.num_heldout = "{schema.SHARED}", by which evaluations are of what is trained on'
 
 NO_SOURCE = Problem(problem_id="", source="", family="", level=0, split=Split.GRPO)
 """Its prompt is shorter than that of any problem."""
 
 
-def require_disk(experiment: Experiment, machine: Machine) -> None:
+def require_disk(experiment: schema.Experiment, machine: Machine) -> None:
     store = experiment.store
     if machine.free_disk_bytes < store.min_free_bytes:
         free = gigabytes(machine.free_disk_bytes, places=2)
@@ -62,7 +52,7 @@ def require_disk(experiment: Experiment, machine: Machine) -> None:
         )
 
 
-def require_engine(experiment: Experiment, machine: Machine, placement: Placement) -> None:
+def require_engine(experiment: schema.Experiment, machine: Machine, placement: Placement) -> None:
     """Raises MachineError or ConfigError if the engine is missing or cannot do the job. On this
     machine its interpreter is asked for versions and builds too."""
     serve = experiment.serve
@@ -88,7 +78,7 @@ def require_engine(experiment: Experiment, machine: Machine, placement: Placemen
         )
 
 
-def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Problem] | None:
+def require_problems(experiment: schema.Experiment, machine: Machine) -> Sequence[Problem] | None:
     """The problems; None if the numbers leave no doubt that there are some, and if they may be
     missing here: for another machine, or before a data set is fetched from the hub. Raises
     ConfigError if a stage has no problems."""
@@ -97,18 +87,20 @@ def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Probl
         return None
     paths = [part.path for part in table.parts() if part.source != "generated" and part.path]
     missing = [path for path in paths if not path.exists()]
-    if missing and (machine.assumed or all(is_hub_name(str(path)) for path in missing)):
+    if missing and (machine.assumed or all(schema.is_hub_name(str(path)) for path in missing)):
         return None
     problems = load_problems(table, seed=experiment.seed)
     num_heldout = sum(problem.split is Split.HELDOUT for problem in problems)
-    trains = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
+    trains = any(isinstance(stage, schema.GrpoStage) for stage in experiment.stage)
     for index, stage in enumerate(experiment.stage):
-        is_own = isinstance(stage, SftStage) and stage.source != "data"
-        if is_own or (isinstance(stage, SftStage) and not experiment.data.has_generated):
+        is_own = isinstance(stage, schema.SftStage) and stage.source != "data"
+        if is_own or (isinstance(stage, schema.SftStage) and not experiment.data.has_generated):
             continue  # its rows come from elsewhere
-        split = Split(stage.kind) if isinstance(stage, TrainStage) else split_of(stage)
+        split = (
+            Split(stage.kind) if isinstance(stage, schema.TrainStage) else schema.split_of(stage)
+        )
         is_evaluated = split is Split.HELDOUT or (split is Split.GRPO and experiment.eval.every)
-        if is_evaluated and trains and not num_heldout and table.num_heldout != SHARED:
+        if is_evaluated and trains and not num_heldout and table.num_heldout != schema.SHARED:
             raise ConfigError(
                 f"problems: {len(problems)} problems, none of them held out, and stage {index} "
                 f'({stage.kind}) evaluates; use = "heldout" or "both" for a source, or {SHARE}'
@@ -137,7 +129,7 @@ def require_problems(experiment: Experiment, machine: Machine) -> Sequence[Probl
     return problems
 
 
-def require_prompts(experiment: Experiment, machine: Machine) -> PromptSet | None:
+def require_prompts(experiment: schema.Experiment, machine: Machine) -> PromptSet | None:
     """The prompts, without facts about judges; None if a file is missing here that an assumed
     machine may have. Raises ConfigError if a template or the example of `[prompt]` cannot be used.
     """
@@ -149,7 +141,9 @@ def require_prompts(experiment: Experiment, machine: Machine) -> PromptSet | Non
 
 
 def require_template(
-    experiment: Experiment, prompts: PromptSet | None, problems: Sequence[Problem] | None = None
+    experiment: schema.Experiment,
+    prompts: PromptSet | None,
+    problems: Sequence[Problem] | None = None,
 ) -> tuple[str, ...]:
     """Lines about messages that are joined for the chat template of the model, and about room in
     the context, where the prompt of one of the problems must fit; none for a model that is not on
@@ -180,7 +174,7 @@ def require_template(
     return tuple(filter(None, found))
 
 
-def _gguf_template(model: ModelTable) -> Template | None:
+def _gguf_template(model: schema.ModelTable) -> Template | None:
     """The template of a GGUF file that no model directory was made of; None for ChatML."""
     source = read_gguf(Path(model.path or "").expanduser())
     name, text = f"{source.path}: tokenizer.chat_template", source.chat_template
@@ -188,7 +182,7 @@ def _gguf_template(model: ModelTable) -> Template | None:
         name, text = KEY, text_of(model.chat_template)
     if text is None:
         raise absent_template(source.path)
-    return None if text == CHATML else try_template(name, text, source.special_tokens)
+    return None if text == schema.CHATML else try_template(name, text, source.special_tokens)
 
 
 IPC = 'serve.weights: found "ipc"'
@@ -196,13 +190,13 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 
 
-def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:
+def require_trainer(experiment: schema.Experiment, placement: Placement, *, is_here: bool) -> None:
     """Refuses what the trainer cannot do with this model on these cards, or on this machine: one
     line for each stage and limit in a ConfigError, or a MachineError for a missing package."""
     model, folder = experiment.model, config_dir(experiment.model)
     shape = None if folder else model_shape(model)
     stages = enumerate(experiment.stage)
-    trained = [(index, stage) for index, stage in stages if isinstance(stage, TrainStage)]
+    trained = [(index, stage) for index, stage in stages if isinstance(stage, schema.TrainStage)]
     lines = list[str]()
     for index, stage in trained:
         found = refusals(
@@ -231,7 +225,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
             raise MachineError(f"stage {index}: {missing}")
 
 
-def require_packages(experiment: Experiment) -> None:
+def require_packages(experiment: schema.Experiment) -> None:
     """Requirements of judges, sinks and `[cluster]` on this machine. Nodes are asked later: a plan
     connects to nothing. Raises ConfigError, or MachineError for a missing package."""
     judge, address = experiment.judge, experiment.cluster.address

@@ -19,27 +19,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, cast
 
-from forge.records import (
-    Attempt,
-    AttemptEnd,
-    Evaluation,
-    Event,
-    Group,
-    GroupStart,
-    Metrics,
-    PolicyVersion,
-    Problem,
-    ProcessEnd,
-    ProcessStart,
-    Purpose,
-    Rewind,
-    Sample,
-    SampleUse,
-    Timing,
-    Trajectory,
-    Turn,
-    Verdict,
-)
+from forge import records
 from forge.records.run import JudgedAgain, Judging
 from forge.records.verdict import TIMING_FIELDS
 from forge.store.codec import Body, Encoder, utf8
@@ -81,7 +61,7 @@ class RowWriter:
         self._programs = _HashedTable(
             run, table="programs", key="program_id", columns="sha256, body"
         )
-        self._ended: dict[tuple[int, int], Trajectory] = {}
+        self._ended: dict[tuple[int, int], records.Trajectory] = {}
         self._attempt: int = run.execute(
             "SELECT coalesce(max(attempt), 0) FROM attempts"
         ).fetchone()[0]
@@ -115,15 +95,15 @@ class RowWriter:
         statement = _upsert(table, key, tuple(row))
         (db or self._run).execute(statement, tuple(map(_value, row.values())))
 
-    def _problem(self, record: Problem) -> None:
+    def _problem(self, record: records.Problem) -> None:
         names = ("problem_id", "family", "level", "split", "entry_point", "precision")
         row = {name: getattr(record, name) for name in names}
         self._put("problems", ("problem_id",), row | {"source_id": self._text(record.source) or 0})
 
-    def _group_start(self, record: GroupStart) -> None:
+    def _group_start(self, record: records.GroupStart) -> None:
         self._group_row(record, is_flat=False, num_rollouts=0)
 
-    def _group(self, record: Group) -> None:
+    def _group(self, record: records.Group) -> None:
         self._group_row(record, num_rollouts=len(record.trajectories))
         for trajectory in record.trajectories:
             # A rollout is put when it ends and again with its group: the same object is skipped.
@@ -131,7 +111,7 @@ class RowWriter:
                 self._trajectory(trajectory)
                 self._ended.pop((record.group_id, trajectory.rollout))
 
-    def _group_row(self, record: Group | GroupStart, **more: int) -> None:
+    def _group_row(self, record: records.Group | records.GroupStart, **more: int) -> None:
         row = _of_fields(record, without=("trajectories",)) | more
         row |= {
             "parents": json.dumps(record.parents),
@@ -140,7 +120,7 @@ class RowWriter:
         }
         self._put("groups", ("group_id",), row)
 
-    def _trajectory(self, record: Trajectory) -> None:
+    def _trajectory(self, record: records.Trajectory) -> None:
         """Writes the end and the returns, and turns that were not put before."""
         row = {
             "group_id": record.group_id,
@@ -158,7 +138,7 @@ class RowWriter:
                 self._turn(turn)
                 self._set_return(turn, value)
 
-    def _set_return(self, turn: Turn, value: float | None) -> bool:
+    def _set_return(self, turn: records.Turn, value: float | None) -> bool:
         """Updates a turn's return; False if the turn has no row yet."""
         cursor = self._run.execute(
             "UPDATE turns SET discounted_return = ? "
@@ -167,7 +147,7 @@ class RowWriter:
         )
         return cursor.rowcount == 1
 
-    def _turn(self, record: Turn) -> None:
+    def _turn(self, record: records.Turn) -> None:
         key, completion, verdict = _turn_key(record), record.completion, record.verdict
         text, feedback = record.completion_text, record.feedback
         completion_id, feedback_id = self._text(text), self._text(feedback)
@@ -209,7 +189,7 @@ class RowWriter:
         self._token_row(record, completion.token_ids, completion.logprobs)
 
     def _token_row(
-        self, record: Turn | Sample, ids: Sequence[int], logprobs: Sequence[float]
+        self, record: records.Turn | records.Sample, ids: Sequence[int], logprobs: Sequence[float]
     ) -> None:
         row = _turn_key(record) | {
             "prompt_ids": self._encoder.ids(record.prompt_ids),
@@ -218,7 +198,7 @@ class RowWriter:
         }
         self._put("tokens", _TURN_KEY, row, db=self._tokens)
 
-    def _sample(self, record: Sample) -> None:
+    def _sample(self, record: records.Sample) -> None:
         """Writes the offer, and the tokens only if the turn itself was never put."""
         row = _of_fields(record, without=("prompt_ids", "completion_ids", "logprobs"))
         self._put("samples", ("sample_id",), row)
@@ -227,22 +207,22 @@ class RowWriter:
         if self._tokens.execute(query, key).fetchone() is None:
             self._token_row(record, record.completion_ids, record.logprobs)
 
-    def _sample_use(self, record: SampleUse) -> None:
+    def _sample_use(self, record: records.SampleUse) -> None:
         row = _of_fields(record) | {"attempt": self._attempt}
         self._put("sample_uses", ("sample_id", "attempt", "stage", "step"), row)
 
-    def _policy(self, record: PolicyVersion) -> None:
+    def _policy(self, record: records.PolicyVersion) -> None:
         row = _of_fields(record) | {"path": self._record_path(record.path)}
         self._put("policies", ("version",), row)
 
-    def _metrics(self, record: Metrics) -> None:
+    def _metrics(self, record: records.Metrics) -> None:
         place = {"stage": record.stage, "step": record.step, "attempt": self._attempt}
         for key, value in record.values.items():
             number = float(value) if math.isfinite(value) else None
             row = place | {"key": key, "value": number, "at": record.at}
             self._put("metrics", ("stage", "step", "key", "attempt"), row)
 
-    def _evaluation(self, record: Evaluation) -> None:
+    def _evaluation(self, record: records.Evaluation) -> None:
         match = _STAGE.match(record.stage)
         row = _of_fields(record) | {
             "stage_index": int(match[1]) if match else None,
@@ -258,37 +238,37 @@ class RowWriter:
         row = _of_fields(record, without=("verdict",)) | _of_verdict(verdict)
         self._put("verdicts_again", ("judging", *_TURN_KEY), row | {"detail": verdict.detail})
 
-    def _attempt_start(self, record: Attempt) -> None:
+    def _attempt_start(self, record: records.Attempt) -> None:
         self._attempt = record.attempt
         row = _of_fields(record, without=("commit",)) | {"code_commit": record.commit}
         self._put("attempts", ("attempt",), row)
 
-    def _attempt_end(self, record: AttemptEnd) -> None:
+    def _attempt_end(self, record: records.AttemptEnd) -> None:
         self._run.execute(
             "UPDATE attempts SET ended_at = ?, exit_code = ?, reason = ? WHERE attempt = ?",
             (record.ended_at, record.exit_code, record.reason, record.attempt),
         )
 
-    def _process(self, record: ProcessStart | ProcessEnd) -> None:
+    def _process(self, record: records.ProcessStart | records.ProcessEnd) -> None:
         row = _of_fields(record)
-        if isinstance(record, ProcessStart):
+        if isinstance(record, records.ProcessStart):
             row["log_path"] = self._record_path(record.log_path)
         self._put("processes", ("attempt", "name", "pid"), row)
 
-    def _event(self, record: Event) -> None:
+    def _event(self, record: records.Event) -> None:
         row = _of_fields(record) | {"attempt": self._attempt}
         self._run.execute(
             f"INSERT INTO events ({', '.join(row)}) VALUES (?, ?, ?, ?, ?)",
             tuple(map(_value, row.values())),
         )
 
-    def _rewind(self, record: Rewind) -> None:
+    def _rewind(self, record: records.Rewind) -> None:
         """Marks the groups of earlier attempts; `v_rewinds` marks their other rows."""
         data = {"stage": record.stage, "step": record.step}
-        self._event(Event(at=record.at, kind="rewind", message=record.message, data=data))
+        self._event(records.Event(at=record.at, kind="rewind", message=record.message, data=data))
         place = (record.stage, record.step, self._attempt)
         self._run.execute(
-            f"UPDATE groups SET purpose = '{Purpose.ABANDONED}' "
+            f"UPDATE groups SET purpose = '{records.Purpose.ABANDONED}' "
             "WHERE stage = ? AND step > ? AND attempt < ?",
             place,
         )
@@ -299,19 +279,22 @@ class RowWriter:
 
 
 Record = (
-    Attempt | AttemptEnd | Evaluation | Event | Group | GroupStart | JudgedAgain | Judging | Metrics
-    | PolicyVersion | Problem | ProcessEnd | ProcessStart | Rewind | Sample | SampleUse | Trajectory
-    | Turn
+    records.Attempt | records.AttemptEnd | records.Evaluation | records.Event | records.Group
+    | records.GroupStart | JudgedAgain | Judging | records.Metrics | records.PolicyVersion
+    | records.Problem | records.ProcessEnd | records.ProcessStart | records.Rewind | records.Sample
+    | records.SampleUse | records.Trajectory | records.Turn
 )  # fmt: skip
 """Objects that have a table."""
 _WRITERS: Mapping[type, Callable[[RowWriter, Any], None]] = {
     each: getattr(RowWriter, name)
     for each, name in {
-        Attempt: "_attempt_start", AttemptEnd: "_attempt_end", Evaluation: "_evaluation",
-        Event: "_event", Group: "_group", GroupStart: "_group_start", JudgedAgain: "_judged_again",
-        Judging: "_judging", Metrics: "_metrics", PolicyVersion: "_policy", Problem: "_problem",
-        ProcessEnd: "_process", ProcessStart: "_process", Rewind: "_rewind", Sample: "_sample",
-        SampleUse: "_sample_use", Trajectory: "_trajectory", Turn: "_turn",
+        records.Attempt: "_attempt_start", records.AttemptEnd: "_attempt_end",
+        records.Evaluation: "_evaluation", records.Event: "_event", records.Group: "_group",
+        records.GroupStart: "_group_start", JudgedAgain: "_judged_again", Judging: "_judging",
+        records.Metrics: "_metrics", records.PolicyVersion: "_policy", records.Problem: "_problem",
+        records.ProcessEnd: "_process", records.ProcessStart: "_process",
+        records.Rewind: "_rewind", records.Sample: "_sample", records.SampleUse: "_sample_use",
+        records.Trajectory: "_trajectory", records.Turn: "_turn",
     }.items()
 }  # fmt: skip
 RECORD_TYPES = frozenset(_WRITERS)
@@ -372,17 +355,17 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def _turn_key(record: Turn | Sample) -> Row:
+def _turn_key(record: records.Turn | records.Sample) -> Row:
     return {"group_id": record.group_id, "rollout": record.rollout, "turn": record.turn}
 
 
-def _of_verdict(verdict: Verdict) -> Row:
+def _of_verdict(verdict: records.Verdict) -> Row:
     """Columns of `verdicts` but for the turn and the detail."""
     row = {name: getattr(verdict, name) for name in _VERDICT_FIELDS}
     return row | _of_timing(verdict.timing)
 
 
-def _of_timing(timing: Timing | None) -> Row:
+def _of_timing(timing: records.Timing | None) -> Row:
     return {name: getattr(timing, name, None) for name in TIMING_FIELDS}
 
 
