@@ -21,21 +21,9 @@ from forge.errors import ConfigError, ForgeError, Stalled
 from forge.process.control import ComponentStatus, LiveStatus
 from forge.store.layout import RunPaths, is_owned, list_runs, read_status
 from forge.store.reader import RunReader, open_run
+from forge.views import run_state
 from forge.views.compare import load_gains
 from forge.views.fitting import Fitting
-from forge.views.run_state import (
-    IN_ORDER,
-    PlayedSteps,
-    RunState,
-    describe_steps,
-    live_facts,
-    load_nodes,
-    load_run_state,
-    load_seconds,
-    load_stages,
-    open_client,
-    stage_names,
-)
 from forge.views.text import NONE, at_least, duration, gigabytes, memory, minutes, printable, share
 
 ENDED = ("done", "stopped", "failed", "killed")
@@ -47,7 +35,7 @@ MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    run: RunState
+    run: run_state.RunState
     took: str = ""
     """Duration and end of an ended run; empty for another one."""
     results: tuple[str, ...] = ()
@@ -70,7 +58,7 @@ class RunStatus:
             return Group(*map(Text, lines), render(run.live.components), *nodes)
         lines[0] += self.took
         if run.state != "done":
-            lines += describe_steps(run.played)
+            lines += run_state.describe_steps(run.played)
         lines += self.results
         if run.state == "running":
             lines.append("its supervisor does not answer, has just begun, or is ending")
@@ -87,20 +75,20 @@ def load_status(paths: RunPaths) -> RunStatus:
     judges = live.components if live is not None else ()
     judged = [(one.node, one.num_judged) for one in judges if one.num_judged is not None]
     with open_run(paths) as reader:
-        run = replace(load_run_state(reader, now=time.time()), live=live)
+        run = replace(run_state.load_run_state(reader, now=time.time()), live=live)
         has_results = run.state in ENDED and silence is None
         return RunStatus(
             run=run,
             took=_took(reader) if has_results else "",
             results=tuple(_results(reader)) if has_results else (),
-            nodes=tuple(load_nodes(reader, judged=judged)),
+            nodes=tuple(run_state.load_nodes(reader, judged=judged)),
             silence=silence,
         )
 
 
 def _took(reader: RunReader) -> str:
     """`, took 6m23, ended 2026-11-21 18:14 UTC`."""
-    seconds = load_seconds(reader, now=time.time())
+    seconds = run_state.load_seconds(reader, now=time.time())
     ended = reader.value("SELECT max(ended_at) FROM attempts")
     at = f", ended {datetime.fromtimestamp(ended, UTC):%Y-%m-%d %H:%M} UTC" if ended else ""
     return "" if seconds is None else f", took {duration(seconds)}{at}"
@@ -109,8 +97,8 @@ def _took(reader: RunReader) -> str:
 def _results(reader: RunReader) -> list[str]:
     """Lines about a run that has ended; none of them without its numbers."""
     lines: list[str] = []
-    names = stage_names(load_stages(reader))
-    gains = load_gains(reader, reader.rows(IN_ORDER), names)
+    names = run_state.stage_names(run_state.load_stages(reader))
+    gains = load_gains(reader, reader.rows(run_state.IN_ORDER), names)
     if gains:
         listed = "; ".join(f"{' and '.join(gain.by)} {gain.points()}" for gain in gains)
         lines.append(f"gained, paired by problem: {listed}")
@@ -143,17 +131,17 @@ def render(components: Sequence[ComponentStatus]) -> Table:
     return table
 
 
-def live_line(live: LiveStatus, played: PlayedSteps) -> str:
+def live_line(live: LiveStatus, played: run_state.PlayedSteps) -> str:
     """Progress, last steps, rates and idle shares of a running stage, as one line."""
     stage = f"{live.stage} {live.done}/{live.total} {live.unit}" if live.total else live.stage
     eta = [] if live.eta_s is None else [f"ETA {minutes(live.eta_s)}"]
-    return "  ".join([stage, *live_facts(live, played), *eta])
+    return "  ".join([stage, *run_state.live_facts(live, played), *eta])
 
 
 def _ask_supervisor(paths: RunPaths, **limits: float) -> LiveStatus | None:
     """None if no supervisor is there. Raises Stalled if it is silent."""
     try:
-        client = open_client(paths, **limits)
+        client = run_state.open_client(paths, **limits)
         return None if client is None else client.status()
     except ConfigError:  # it has just begun, or is ending
         return None

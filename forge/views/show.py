@@ -16,19 +16,8 @@ from rich.text import Text
 from forge.records.verdict import join_rules, split_rules
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader, open_run
+from forge.views import run_state
 from forge.views.fitting import Fitting
-from forge.views.run_state import (
-    RunState,
-    describe_steps,
-    load_experiment,
-    load_idle_by_stage,
-    load_ladder,
-    load_run_state,
-    load_stages,
-    stage_name,
-    why_lines,
-    words_of,
-)
 from forge.views.text import (
     NONE,
     factor,
@@ -77,8 +66,8 @@ protocols."""
 def load_show(reader: RunReader) -> dict[str, Any]:
     """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle
     shares by stage."""
-    run = load_run_state(reader, now=time.time())
-    stages = load_stages(reader)
+    run = run_state.load_run_state(reader, now=time.time())
+    stages = run_state.load_stages(reader)
     return {
         "name": reader.paths.name,
         "path": str(reader.paths.root),
@@ -107,8 +96,8 @@ def load_show(reader: RunReader) -> dict[str, Any]:
             ).rows
         ),
         "idle": {
-            stage_name(stages, stage): shares
-            for stage, shares in load_idle_by_stage(reader).items()
+            run_state.stage_name(stages, stage): shares
+            for stage, shares in run_state.load_idle_by_stage(reader).items()
         },
         "policy_version": run.policy_version,
     }
@@ -139,7 +128,7 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
 def load_by_protocol(reader: RunReader) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """Figures of first answers of each evaluation, by stage index and step: for the protocol that
     counts, then for further ones."""
-    judge = load_experiment(reader).get("judge", {})
+    judge = run_state.load_experiment(reader).get("judge", {})
     own = join_rules(judge.get("protocol", "forge"), judge.get("policy", "own"))
     found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in reader.rows(BY_PROTOCOL):
@@ -169,9 +158,9 @@ def render_show(data: dict[str, Any]) -> RichGroup:
     stages = ", ".join(f"{s['name']} {s['state']}" for s in data["stages"]) or "none"
     parts: list[Any] = [
         Text(f"{data['name']}: {data['state']}", style="bold"),
-        *(Text(line) for line in why_lines(data["reason"])),
+        *(Text(line) for line in run_state.why_lines(data["reason"])),
         Text(f"stages: {stages}"),
-        *(Text(line) for line in describe_steps(data)),
+        *(Text(line) for line in run_state.describe_steps(data)),
         Text(
             f"{counters['groups']} groups, {counters['rollouts']} rollouts, {counters['turns']} "
             "turns, "
@@ -220,7 +209,7 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     rows = [_evaluation(row) for row in evaluations]
     heads = list(rows[0]) if rows else []
     table = Fitting(*without_empty(heads, [list(row.values()) for row in rows]))
-    words = [(row["stage"], words_of(row)) for row in evaluations]
+    words = [(row["stage"], run_state.words_of(row)) for row in evaluations]
     lines = [
         Text(printable(f"{stage}: pass@1 of {each['parts']}"))
         for stage, each in words
@@ -241,7 +230,7 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
 
 
 def _evaluation(row: dict[str, Any]) -> dict[str, str]:
-    words, last_k = words_of(row), max(row["pass_at_k"], key=int, default=None)
+    words, last_k = run_state.words_of(row), max(row["pass_at_k"], key=int, default=None)
     return {
         "stage": row["stage"],
         "n": f"{row['num_problems']}×{row['num_samples']}",
@@ -259,8 +248,10 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _stages(reader: RunReader, run: RunState) -> list[dict[str, Any]]:
-    rungs = load_ladder(reader, load_stages(reader), is_running=run.state == "running")
+def _stages(reader: RunReader, run: run_state.RunState) -> list[dict[str, Any]]:
+    rungs = run_state.load_ladder(
+        reader, run_state.load_stages(reader), is_running=run.state == "running"
+    )
     own = [rung for rung in rungs if not rung.name.startswith("@")]
     return [
         {
