@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import anyio
@@ -38,14 +38,12 @@ from forge.runner.outlets import summary
 from forge.runner.past import EarlierAttempts
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import grpo
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.run_context import RunContext
 from forge.runner.weights.sync import StartingWeights, TurnGate, WeightSync
 from forge.runner.work import Work
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, create_run, write_file
-
-if TYPE_CHECKING:
-    from forge.runner.stages.desk import TrainerDesk
-    from forge.runner.stages.run_context import RunContext
 
 PARTS = 10
 EXPERIMENT = """\

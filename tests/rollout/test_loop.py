@@ -9,21 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
+from forge import records
 from forge.errors import Stalled
-from forge.records import (
-    Completion,
-    End,
-    Event,
-    Finish,
-    Group,
-    Problem,
-    Prompt,
-    Purpose,
-    Status,
-    Trajectory,
-    Turn,
-    Verdict,
-)
 from forge.rollout.admission import PublishedSteps
 from forge.rollout.batches import Batch, BatchPlan, count_from, make_samples
 from forge.rollout.past import Past
@@ -32,25 +19,25 @@ from forge.rollout.producer import produce_batches
 from forge.rollout.sampling import UniformSampler
 from tests.rollout.fakes import FakePolicy, batch_plan, fake_judge, mixed, ports, problem, rules
 
-PLACE = GroupPlace(group_id=5, purpose=Purpose.TRAIN, stage=3, step=1)
+PLACE = GroupPlace(group_id=5, purpose=records.Purpose.TRAIN, stage=3, step=1)
 
 
 async def test_a_rollout_stops_at_a_correct_kernel_and_every_turn_is_stored() -> None:
     use, sink, _ = ports(lambda seed, i, length: 1 if i == 0 else 2)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
     ends = {t.rollout: (t.end, len(t.turns)) for t in group.trajectories}
-    assert ends[0] == (End.CORRECT, 1)
-    assert len(sink.of(Turn)) == sum(n for _, n in ends.values())
-    assert sink.of(Group) == [group]
-    assert len(sink.of(Trajectory)) == 4
+    assert ends[0] == (records.End.CORRECT, 1)
+    assert len(sink.of(records.Turn)) == sum(n for _, n in ends.values())
+    assert sink.of(records.Group) == [group]
+    assert len(sink.of(records.Trajectory)) == 4
 
 
 async def test_later_turns_get_the_judges_feedback() -> None:
     use, sink, policy = ports(lambda seed, i, length: 2 if length < 3 else 1)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
-    assert all(t.end is End.CORRECT and len(t.turns) == 3 for t in group.trajectories)
+    assert all(t.end is records.End.CORRECT and len(t.turns) == 3 for t in group.trajectories)
     assert {len(p) for p in policy.asked} == {1, 2, 3}
-    assert all(turn.feedback for turn in sink.of(Turn))
+    assert all(turn.feedback for turn in sink.of(records.Turn))
 
 
 async def test_separate_requests_let_short_answers_be_judged_while_long_ones_are_generated() -> (
@@ -59,13 +46,13 @@ async def test_separate_requests_let_short_answers_be_judged_while_long_ones_are
     slow, judged = anyio.Event(), list[str]()
 
     class Policy(FakePolicy):
-        async def __call__(self, prompt: Prompt, **asked: Any) -> list[Completion]:
+        async def __call__(self, prompt: records.Prompt, **asked: Any) -> list[records.Completion]:
             self.asked.append(prompt.ids)
             if len(self.asked) == 1:
                 await slow.wait()
             return await super().__call__(prompt, **asked)
 
-    async def judge(problem: Problem, code: str) -> Verdict:
+    async def judge(problem: records.Problem, code: str) -> records.Verdict:
         judged.append(code)
         if len(judged) == 3:
             slow.set()
@@ -80,8 +67,10 @@ async def test_separate_requests_let_short_answers_be_judged_while_long_ones_are
     assert [len(t.turns) for t in group.trajectories] == [1] * 4
 
 
-@pytest.mark.parametrize(("code", "end"), [(3, End.INFRA), (4, End.UNJUDGEABLE)])
-async def test_a_verdict_without_a_score_masks_the_whole_rollout(code: int, end: End) -> None:
+@pytest.mark.parametrize(("code", "end"), [(3, records.End.INFRA), (4, records.End.UNJUDGEABLE)])
+async def test_a_verdict_without_a_score_masks_the_whole_rollout(
+    code: int, end: records.End
+) -> None:
     use, _, _ = ports(lambda seed, i, length: code if i == 1 else 1)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
     broken = next(t for t in group.trajectories if t.end is end)
@@ -93,8 +82,8 @@ async def test_a_verdict_without_a_score_masks_the_whole_rollout(code: int, end:
 async def test_a_conversation_that_outgrows_the_context_is_stored_and_masked() -> None:
     use, sink, _ = ports(lambda seed, i, length: 2, room=2)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
-    assert all(t.end is End.CONTEXT_FULL for t in group.trajectories)
-    assert len(sink.of(Turn)) == 8
+    assert all(t.end is records.End.CONTEXT_FULL for t in group.trajectories)
+    assert len(sink.of(records.Turn)) == 8
     assert group.is_flat
     assert all(r is None for t in group.trajectories for r in t.returns)
 
@@ -106,7 +95,7 @@ async def test_a_server_that_refuses_a_later_turn_ends_the_rollout_and_not_the_r
     class Refused(Exception): ...
 
     class Policy(FakePolicy):
-        async def __call__(self, prompt: Prompt, **asked: Any) -> list[Completion]:
+        async def __call__(self, prompt: records.Prompt, **asked: Any) -> list[records.Completion]:
             if len(prompt.ids) > turn:
                 raise Refused("too long")
             return await super().__call__(prompt, **asked)
@@ -121,24 +110,28 @@ async def test_a_server_that_refuses_a_later_turn_ends_the_rollout_and_not_the_r
         assert raised.group_contains(Refused)
         return
     group = await playing()
-    assert [(t.end, len(t.turns)) for t in group.trajectories] == [(End.CONTEXT_FULL, 1)] * 4
-    assert [event.message for event in sink.of(Event)] == ["p: turn 2 was refused: too long"] * 4
+    assert [(t.end, len(t.turns)) for t in group.trajectories] == [
+        (records.End.CONTEXT_FULL, 1)
+    ] * 4
+    assert [event.message for event in sink.of(records.Event)] == [
+        "p: turn 2 was refused: too long"
+    ] * 4
 
 
 async def test_a_problem_that_does_not_fit_ends_context_full_without_turns() -> None:
     use, sink, policy = ports(lambda seed, i, length: 1, room=0)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
-    assert [t.end for t in group.trajectories] == [End.CONTEXT_FULL] * 4
+    assert [t.end for t in group.trajectories] == [records.End.CONTEXT_FULL] * 4
     assert not policy.asked
-    assert len(sink.of(Trajectory)) == 4
-    assert [event.kind for event in sink.of(Event)] == ["context_full"]
+    assert len(sink.of(records.Trajectory)) == 4
+    assert [event.kind for event in sink.of(records.Event)] == ["context_full"]
 
 
 async def test_an_answer_without_code_is_rejected_with_an_explanation() -> None:
     use, sink, _ = ports(lambda seed, i, length: 0)
     await play_group(problem(), place=PLACE, rules=rules(max_turns=1), ports=use)
-    verdicts = [turn.verdict for turn in sink.of(Turn)]
-    assert {(v.status, v.reason) for v in verdicts} == {(Status.REJECTED, "no_code_block")}
+    verdicts = [turn.verdict for turn in sink.of(records.Turn)]
+    assert {(v.status, v.reason) for v in verdicts} == {(records.Status.REJECTED, "no_code_block")}
     assert all("code block" in v.detail for v in verdicts)
 
 
@@ -257,7 +250,7 @@ async def test_each_batch_without_signal_is_an_event_with_the_cause() -> None:
             group_ids=count_from(-1), sample_ids=count_from(-1), out=send,
             step_of=lambda version: version,
         )  # fmt: skip
-    events = sink.of(Event)
+    events = sink.of(records.Event)
     assert [(e.kind, e.data["step"]) for e in events] == [("no_signal", 1)] * 3
     assert all("more SFT" in e.message for e in events)
 
@@ -269,7 +262,7 @@ async def test_truncated_answers_are_trained_only_if_the_plan_says_so(
     use, _, _ = ports(mixed)
     group = await play_group(problem(), place=PLACE, rules=rules(max_turns=1), ports=use)
     first = group.trajectories[0]
-    completion = replace(first.turns[0].completion, finish=Finish.LENGTH)
+    completion = replace(first.turns[0].completion, finish=records.Finish.LENGTH)
     cut = replace(first, turns=(replace(first.turns[0], completion=completion),))
     group = replace(group, trajectories=(cut, *group.trajectories[1:]))
     plan = batch_plan(train_truncated=train_truncated)

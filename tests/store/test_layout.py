@@ -18,32 +18,21 @@ from forge.errors import ConfigError, MachineError
 from forge.records import Event, Group, PolicyVersion, ProcessStart, Status, Turn
 from forge.runner.weights.sync import find_weights
 from forge.serve.weights import Weights
-from forge.store.layout import (
-    RunPaths,
-    create_run,
-    find_run,
-    is_owned,
-    list_runs,
-    next_attempt,
-    open_run_lock,
-    read_status,
-    runs_on_these_cores,
-    write_status,
-)
+from forge.store import layout
 from forge.store.reader import open_run
 from forge.store.resume import last_state, untrained_groups
 from tests.store.storefactory import attempt, group, problem, small_run, timing, turn, write_run
 
 
-def make_run(store: Path, name: str) -> RunPaths:
-    paths = create_run(name, store_dir=store)
+def make_run(store: Path, name: str) -> layout.RunPaths:
+    paths = layout.create_run(name, store_dir=store)
     paths.run_db.touch()
     return paths
 
 
 def test_runs_that_start_simultaneously_get_different_numbers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
-        runs = list(pool.map(lambda _: create_run("toy", store_dir=tmp_path), range(32)))
+        runs = list(pool.map(lambda _: layout.create_run("toy", store_dir=tmp_path), range(32)))
     assert sorted(run.name for run in runs) == sorted(f"toy-{n}" for n in range(1, 33))
 
 
@@ -52,10 +41,10 @@ def test_a_run_is_found_by_path_name_number_and_last(tmp_path: Path) -> None:
     other = make_run(tmp_path, "other")
     for offset, run in enumerate([*runs, other]):
         os.utime(run.run_db, (1_000 + offset, 1_000 + offset))
-    assert find_run(str(runs[3].root), store_dir=tmp_path) == runs[3]
-    assert find_run("toy-4", store_dir=tmp_path) == runs[3]
-    assert find_run("toy", store_dir=tmp_path) == runs[10]
-    assert find_run("last", store_dir=tmp_path) == other
+    assert layout.find_run(str(runs[3].root), store_dir=tmp_path) == runs[3]
+    assert layout.find_run("toy-4", store_dir=tmp_path) == runs[3]
+    assert layout.find_run("toy", store_dir=tmp_path) == runs[10]
+    assert layout.find_run("last", store_dir=tmp_path) == other
 
 
 def test_runs_are_listed_by_start_not_by_last_write(tmp_path: Path) -> None:
@@ -64,32 +53,32 @@ def test_runs_are_listed_by_start_not_by_last_write(tmp_path: Path) -> None:
         run.experiment.touch()
         os.utime(run.experiment, (began, began))
     os.utime(runs[1].run_db)
-    assert list_runs(tmp_path) == [runs[1], runs[0], runs[2]]
+    assert layout.list_runs(tmp_path) == [runs[1], runs[0], runs[2]]
 
 
 def test_an_unknown_run_is_one_line_with_a_suggestion(tmp_path: Path) -> None:
     make_run(tmp_path, "quickstart")
     with pytest.raises(ConfigError, match=r"quikstart-1: no such run; did you mean quickstart-1\?"):
-        find_run("quikstart-1", store_dir=tmp_path)
+        layout.find_run("quikstart-1", store_dir=tmp_path)
     with pytest.raises(ConfigError, match=r'none/ holds no runs; "forge run X\.toml" starts one'):
-        find_run("last", store_dir=tmp_path / "none")
+        layout.find_run("last", store_dir=tmp_path / "none")
 
 
 def test_an_unknown_run_lists_the_newest_runs(tmp_path: Path) -> None:
     for began, name in enumerate(("c", "a", "b")):
         os.utime(make_run(tmp_path, name).run_db, (began, began))
     with pytest.raises(ConfigError, match=r"holds b-1, a-1, c-1$"):
-        find_run("quickstart", store_dir=tmp_path)
+        layout.find_run("quickstart", store_dir=tmp_path)
 
 
 def test_a_store_that_cannot_be_written_is_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match="cannot make a run directory"):
-        create_run("toy", store_dir=tmp_path / "file")
+        layout.create_run("toy", store_dir=tmp_path / "file")
 
 
 def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) -> None:
-    paths = create_run("toy", store_dir=tmp_path)
+    paths = layout.create_run("toy", store_dir=tmp_path)
     paths.run_db.touch()
     code = (
         "import sys, time, pathlib; from forge.store.layout import RunPaths\n"
@@ -102,47 +91,47 @@ def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) 
     )
     try:
         assert holder.stdout.readline() == "mine\n"
-        assert is_owned(paths)
-        assert f"run toy-1, pid {holder.pid}" in runs_on_these_cores()
+        assert layout.is_owned(paths)
+        assert f"run toy-1, pid {holder.pid}" in layout.runs_on_these_cores()
         with pytest.raises(ConfigError, match=f"already running as pid {holder.pid}"):
-            open_run_lock(paths).__enter__()
+            layout.open_run_lock(paths).__enter__()
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
-    assert not is_owned(paths)
-    with open_run_lock(paths):
-        assert is_owned(paths)
-        assert f"run toy-1, pid {os.getpid()}" not in runs_on_these_cores()
-    assert not is_owned(paths)
+    assert not layout.is_owned(paths)
+    with layout.open_run_lock(paths):
+        assert layout.is_owned(paths)
+        assert f"run toy-1, pid {os.getpid()}" not in layout.runs_on_these_cores()
+    assert not layout.is_owned(paths)
 
 
 def test_a_holder_that_is_not_the_supervisor_does_not_own_the_run(tmp_path: Path) -> None:
-    paths = create_run("toy", store_dir=tmp_path)
-    with open_run_lock(paths):
-        write_status(paths, {"pid": os.getpid()})
-        assert is_owned(paths)
-        write_status(paths, {"pid": os.getpid() + 1})  # pid of a killed supervisor
-        assert not is_owned(paths)
+    paths = layout.create_run("toy", store_dir=tmp_path)
+    with layout.open_run_lock(paths):
+        layout.write_status(paths, {"pid": os.getpid()})
+        assert layout.is_owned(paths)
+        layout.write_status(paths, {"pid": os.getpid() + 1})  # pid of a killed supervisor
+        assert not layout.is_owned(paths)
 
 
 def test_status_is_read_back_as_written(tmp_path: Path) -> None:
-    paths = create_run("toy", store_dir=tmp_path)
-    assert read_status(paths) == {}
-    write_status(paths, {"step": 1})
-    write_status(paths, {"step": 2})
-    assert read_status(paths) == {"step": 2}
+    paths = layout.create_run("toy", store_dir=tmp_path)
+    assert layout.read_status(paths) == {}
+    layout.write_status(paths, {"step": 1})
+    layout.write_status(paths, {"step": 2})
+    assert layout.read_status(paths) == {"step": 2}
     assert [entry for entry in os.listdir(paths.root) if entry.startswith(".")] == []
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "[" * 100_000, '"x"'])
 def test_a_status_that_is_no_object_is_empty(content: str, tmp_path: Path) -> None:
-    paths = create_run("toy", store_dir=tmp_path)
+    paths = layout.create_run("toy", store_dir=tmp_path)
     paths.status.write_text(content)
-    assert read_status(paths) == {}
+    assert layout.read_status(paths) == {}
 
 
 def test_a_directory_that_is_gone_is_not_made_again_for_logs(tmp_path: Path) -> None:
-    paths = create_run("toy", store_dir=tmp_path)
+    paths = layout.create_run("toy", store_dir=tmp_path)
     paths.root.rename(tmp_path / "moved")
     with pytest.raises(MachineError, match=r"toy-1: no such directory; was it moved\?$"):
         paths.logs(1)
@@ -154,17 +143,17 @@ def test_a_run_of_which_only_the_archive_is_there_is_named(tmp_path: Path) -> No
     with pytest.raises(
         ConfigError, match=r"no such run; .*/toy-1\.forge\.zip is the archive of one"
     ):
-        find_run("toy-1", store_dir=tmp_path)
+        layout.find_run("toy-1", store_dir=tmp_path)
 
 
 def test_attempts_count_up_and_latest_points_to_the_newest(tmp_path: Path) -> None:
-    paths = create_run("toy", store_dir=tmp_path)
-    assert next_attempt(paths) == 1
+    paths = layout.create_run("toy", store_dir=tmp_path)
+    assert layout.next_attempt(paths) == 1
     paths.logs(1)
     paths.logs(2)
-    assert next_attempt(paths) == 3
-    assert next_attempt(paths, recorded=2) == 3
-    assert next_attempt(paths, recorded=5) == 6, "its logs were deleted"
+    assert layout.next_attempt(paths) == 3
+    assert layout.next_attempt(paths, recorded=2) == 3
+    assert layout.next_attempt(paths, recorded=5) == 6, "its logs were deleted"
     assert (paths.root / "logs" / "latest").resolve() == paths.logs(2)
 
 
@@ -264,7 +253,7 @@ def without_logprobs(group: Group) -> dict[str, Any]:
 def records(root: Path) -> list:
     """A run that published once, as its supervisor writes it."""
     start = Weights(full=root / "weights" / "init", adapter=root.parent / "given")
-    data = start.to_json(RunPaths(root).record)
+    data = start.to_json(layout.RunPaths(root).record)
     return [
         attempt(),
         ProcessStart(
@@ -279,11 +268,11 @@ def records(root: Path) -> list:
     ]  # fmt: skip
 
 
-async def made_run(root: Path) -> RunPaths:
+async def made_run(root: Path) -> layout.RunPaths:
     await write_run(root, records(root))
     for name in ("weights/init", "weights/sft-9", "../given"):
         (root / name).mkdir(parents=True)
-    return RunPaths(root)
+    return layout.RunPaths(root)
 
 
 async def test_no_row_of_a_run_names_its_directory(tmp_path: Path) -> None:
@@ -297,7 +286,7 @@ async def test_no_row_of_a_run_names_its_directory(tmp_path: Path) -> None:
 
 async def test_a_moved_run_finds_its_weights_where_it_is_now(tmp_path: Path) -> None:
     paths = await made_run(tmp_path / "runs" / "toy-1")
-    moved = RunPaths(tmp_path / "other" / "renamed")
+    moved = layout.RunPaths(tmp_path / "other" / "renamed")
     moved.root.parent.mkdir()
     paths.root.rename(moved.root)
     assert find_weights(moved, "9").full == moved.weights / "sft-9"
@@ -311,7 +300,7 @@ async def test_a_renamed_run_has_one_row_with_its_present_name(tmp_path: Path) -
     paths = await made_run(tmp_path / "toy-1")
     renamed = paths.root.rename(tmp_path / "renamed")
     await write_run(renamed, [replace(attempt(), attempt=2)])
-    with open_run(RunPaths(renamed)) as reader:
+    with open_run(layout.RunPaths(renamed)) as reader:
         (row,) = reader.rows("SELECT * FROM runs")
     assert row["name"] == "renamed"
     assert row["forge_version"]
