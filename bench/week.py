@@ -40,7 +40,8 @@ from forge.runner.plan.placement import Placement
 from forge.runner.stages import grpo
 from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.run_context import RunContext
-from forge.runner.weights.sync import StartingWeights, TurnGate, WeightSync
+from forge.runner.weights.resume import StartingWeights
+from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.runner.work import Work
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, create_run, write_file

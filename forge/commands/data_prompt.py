@@ -33,7 +33,7 @@ from forge.runner.prepare.hub import find_made, with_run
 from forge.runner.prepare.own_answers import read_problem
 from forge.runner.prepare.prompt_facts import prompts_for, prompts_of_run
 from forge.runner.weights.model_dir import config_dir
-from forge.runner.weights.sync import find_weights
+from forge.runner.weights.resume import find_weights
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 

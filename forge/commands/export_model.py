@@ -29,7 +29,7 @@ from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError, MachineError, unwritable
 from forge.runner.prepare.hub import PROMPT, export_job, run_child
 from forge.runner.weights.model_dir import read_config
-from forge.runner.weights.sync import find_weights
+from forge.runner.weights.resume import find_weights
 from forge.serve.architectures import no_llama
 from forge.serve.engines import ENGINES
 from forge.serve.weights import Weights

@@ -47,7 +47,7 @@ from forge.runner.plan.machine import Machine, open_claimed, this_machine
 from forge.runner.plan.placement import Placement, place
 from forge.runner.prepare.hub import locate_model
 from forge.runner.stages.trainer import memory_error, resolve_auto
-from forge.runner.weights.sync import check_there, load_stage_weights, on_model
+from forge.runner.weights.resume import check_there, load_stage_weights, on_model
 from forge.serve.weights import Weights
 from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import RunPaths, find_run

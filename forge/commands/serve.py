@@ -47,7 +47,7 @@ from forge.runner.plan.shape import llama_refusal
 from forge.runner.prepare.hub import locate_model, with_run, with_template
 from forge.runner.prepare.prompt_facts import prompts_of_run
 from forge.runner.weights.model_dir import lora_rank
-from forge.runner.weights.sync import find_weights
+from forge.runner.weights.resume import find_weights
 from forge.serve.engines import choose_engine
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights

@@ -36,7 +36,7 @@ from forge.records import split_step
 from forge.records.verdict import POLICIES, PolicyName
 from forge.runner.outlets.summary import RESULTS
 from forge.runner.run import run_experiment
-from forge.runner.weights.sync import find_weights
+from forge.runner.weights.resume import find_weights
 from forge.serve.remote import choose_model, open_server
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run

@@ -30,7 +30,7 @@ from forge.config.schema import Experiment, GrpoStage, ModelTable, Stage, TrainS
 from forge.data.template import text_of
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion, split_step
-from forge.runner.weights.sync import check_there, load_stage_weights, on_model
+from forge.runner.weights.resume import check_there, load_stage_weights, on_model
 from forge.serve.weights import Weights
 from forge.store.acknowledged import read_acknowledged
 from forge.store.layout import RunPaths, create_run, find_run, write_file

@@ -29,7 +29,8 @@ from forge.runner.prepare.prepare import (
 from forge.runner.prepare.prompt_facts import prompts_for, recorded_prompts, to_event
 from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.sft import require_roles
-from forge.runner.weights.sync import TurnGate, WeightSync, find_starting_weights
+from forge.runner.weights.resume import find_starting_weights
+from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.weights import Weights
 from forge.store.reader import open_run
 from forge.store.resume import LastState

@@ -37,7 +37,7 @@ from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.search import run_search_stage
 from forge.runner.stages.sft import run_sft_stage
 from forge.runner.weights.model_dir import lora_rank
-from forge.runner.weights.sync import require_weights
+from forge.runner.weights.resume import require_weights
 from forge.serve.remote import Remote, open_remote
 from forge.serve.replicas import Replicas, open_replicas
 from forge.views.run_state import words_of

@@ -16,7 +16,7 @@ import pytest
 
 from forge.errors import ConfigError, MachineError
 from forge.records import Event, Group, PolicyVersion, ProcessStart, Status, Turn
-from forge.runner.weights.sync import find_weights
+from forge.runner.weights.resume import find_weights
 from forge.serve.weights import Weights
 from forge.store import layout
 from forge.store.reader import open_run

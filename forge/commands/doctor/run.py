@@ -18,7 +18,7 @@ from forge.config.load import load_experiment
 from forge.config.schema import Experiment, TrainStage
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.runner.past import HeldRows, hold_rows, name_steps
-from forge.runner.weights.sync import find_starting_weights, load_stage_weights
+from forge.runner.weights.resume import find_starting_weights, load_stage_weights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, is_owned
 from forge.store.reader import RunReader, find_faults, open_run

@@ -19,7 +19,7 @@ from rich.text import Text
 from forge.config.schema import ModelTable
 from forge.runner.live.progress import Console
 from forge.runner.plan.placement import Placement
-from forge.runner.weights.sync import sha256_of_weights
+from forge.runner.weights.resume import sha256_of_weights
 from forge.store.layout import RunPaths, write_file
 from forge.store.reader import RunReader, open_run
 from forge.views.fitting import Fitting

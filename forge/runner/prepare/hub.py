@@ -336,7 +336,7 @@ def with_run(
     if not name or not paths.run_db.is_file():
         return experiment
     # Only here: `forge plan` of any other model loads neither numpy nor the store.
-    from forge.runner.weights.sync import find_weights
+    from forge.runner.weights.resume import find_weights
     from forge.store.reader import open_run
 
     open_run(paths).close()  # first: of another version, its keys may be unknown too
@@ -360,7 +360,7 @@ def merge(
     name: str, weights: Weights, model: ModelTable, *, say: Callable[[str], None] | None
 ) -> Path:
     """Directory of a run's weights with their adapter merged, made if it is not there."""
-    from forge.runner.weights.sync import sha256_of_weights
+    from forge.runner.weights.resume import sha256_of_weights
 
     assert weights.adapter is not None
     folder = made_dir(f"{name}-{sha256_of_weights(weights.adapter)[:DIGITS]}")

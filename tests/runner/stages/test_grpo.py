@@ -26,7 +26,8 @@ from forge.runner.stages.grpo import (
     alternate_with_training,
     recall_groups,
 )
-from forge.runner.weights.sync import StartingWeights, TurnGate, WeightSync
+from forge.runner.weights.resume import StartingWeights
+from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.port import PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths

@@ -13,17 +13,13 @@ from forge.config.schema import Experiment, ModelTable
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.records import Event, PolicyVersion
 from forge.runner.past import EarlierAttempts
-from forge.runner.weights.sync import (
-    Probe,
+from forge.runner.weights.resume import (
     StartingWeights,
-    TurnGate,
-    Turnover,
-    WeightSync,
-    choose_turnover,
     find_starting_weights,
     require_weights,
     sha256_of_weights,
 )
+from forge.runner.weights.sync import Probe, TurnGate, Turnover, WeightSync, choose_turnover
 from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
