@@ -25,7 +25,7 @@ from forge.evalpool.pool import GPU_CAPACITY, Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.records import Problem, Reason, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner import work
+from forge.runner import prepare_run, work
 
 if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
@@ -78,7 +78,7 @@ async def open_no_judges(table: JudgeTable, **kwargs: Any) -> AsyncIterator[NoJu
 
 def main() -> None:
     work.open_pool = open_no_judges
-    work.TemplatePrompter = WholeAnswers
+    prepare_run.TemplatePrompter = WholeAnswers
     cli.main()
 
 
