@@ -6,8 +6,8 @@ costs on this machine, before anything is downloaded.
 
 Takes a file or a name in `experiments/`. The model is written once under `--dir`, in bf16; rows of
 SFT are random, from a quarter of `max_length` to all of it; problems are generated, and judges are
-replaced by a made-up reward (`bench/no_judge.py`). Evaluations are left out, and of the times a
-tenth of the steps, at least one. Then the run is forked after the last stage's checkpoint.
+replaced by a made-up reward (`bench/no_judge.py`). Only training is kept; of its times a tenth of
+the steps is left out, at least one. Then the run is forked after the last stage's checkpoint.
 
 Prints, by stage: seconds of a step, tokens a second (prompts included, a shared prefix as often as
 it occurs), their model FLOPs as a share of the card's dense bf16 peak (6 a parameter and token, 4
@@ -33,7 +33,7 @@ from step import ROLES, machine, run_forge
 from step_shape import without_judge
 
 from forge.config.load import load_experiment
-from forge.config.schema import DataTable, EvalStage, Experiment, ProblemsTable
+from forge.config.schema import DataTable, Experiment, ProblemsTable, TrainStage
 from forge.runner.plan.duration import CARDS
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.plan import plan
@@ -86,11 +86,11 @@ def changed(recipe: Experiment, *, steps: int, at: Path) -> Experiment:
     """The recipe for a few steps, on random weights and rows of this folder."""
     stages, longest = [], 0
     for stage in recipe.stage:
-        if isinstance(stage, EvalStage):
+        if not isinstance(stage, TrainStage):
             continue
         update: dict[str, Any] = {"steps": steps, "warmup_steps": 0, "save_every": steps - 1}
         if stage.kind == "sft":
-            update["epochs"] = None
+            update |= {"epochs": None, "source": "data"}
             longest = max(longest, stage.max_length)
         stages.append(stage.model_copy(update=update))
     data = DataTable()
@@ -101,7 +101,7 @@ def changed(recipe: Experiment, *, steps: int, at: Path) -> Experiment:
         path = str(write_model(recipe, at))
         model = model.model_copy(update={"path": path, "revision": None, "adapter": None})
     update = {
-        "name": f"recipe-{recipe.name}", "model": model, "data": data, "stage": stages,
+        "name": f"recipe-{recipe.name}", "model": model, "data": data, "stage": stages, "round": [],
         "problems": ProblemsTable(), "eval": recipe.eval.model_copy(update={"every": 0}),
     }  # fmt: skip
     return without_judge(recipe.model_copy(update=update))
@@ -161,7 +161,7 @@ def figures(paths: RunPaths, experiment: Experiment, *, cards: Sequence[Gpu]) ->
     """Figures of each stage from the run's store; `cards` are the trainer's."""
     metrics, found = metrics_of(paths), []
     for number, stage in enumerate(experiment.stage):
-        assert not isinstance(stage, EvalStage)
+        assert isinstance(stage, TrainStage)
         first = [row for row in metrics if row["stage"] == number]
         skipped = max(stage.steps // 10, 1)
         steps: dict[int, dict[str, float]] = {}
