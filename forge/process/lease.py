@@ -28,7 +28,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 LEASE_FD_VARIABLE = "FORGE_LEASE_FD"
 SUPERVISOR_VARIABLE = "FORGE_SUPERVISOR_PID"
@@ -74,6 +74,15 @@ def collector_paused() -> Generator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def end_process(status: int = 0) -> NoReturn:
+    """End now, after what is registered for the end. The interpreter's own end frees every object
+    of torch and transformers: 0.5 to 1.5 s of CPU time."""
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def take_parents_priority() -> int:

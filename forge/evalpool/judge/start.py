@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.evalpool.judge.children.spawner import Spawner
-from forge.process.lease import hold_lease
+from forge.process.lease import collector_paused, end_process, hold_lease
 from forge.process.machine import use_one_heap
 
 SWITCH_S = 0.0005
@@ -41,9 +41,10 @@ def main() -> None:
         card_spawner = Spawner(folder=folder, is_gpu=True, gpu_minor=minor, **common)
         card_spawner.start()
 
-    from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.app import Judge, make_app
-    from forge.process.server.serving import serve
+    with collector_paused():
+        from forge.config.schema import JudgeTable
+        from forge.evalpool.judge.app import Judge, make_app
+        from forge.process.server.serving import serve
 
     judge = Judge(
         table=JudgeTable.model_validate(table),
@@ -53,6 +54,7 @@ def main() -> None:
         gpu_uuid=gpu and gpu["uuid"],
     )
     serve(make_app(judge), at, network=config.get("network"))
+    end_process()
 
 
 if __name__ == "__main__":

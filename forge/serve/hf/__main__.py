@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from forge.process.lease import collector_paused, hold_lease
+from forge.process.lease import collector_paused, end_process, hold_lease
 from forge.serve.engine.endpoints import log_to_stderr, serve_stepped
 
 with collector_paused():
@@ -30,4 +29,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

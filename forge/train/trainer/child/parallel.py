@@ -19,12 +19,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from forge.process.gpu_locks import GpuLease
+from forge.process.lease import end_process
 
 if TYPE_CHECKING:
     from forge.train.trainer.child.control import SupervisorClient
@@ -49,11 +50,11 @@ def join_process_group() -> None:
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
 
 
-def end_rank() -> None:
-    """End one of several ranks immediately, once its work is on disk. Threads of gloo that still
-    run while the interpreter shuts down sometimes abort the process."""
+def end_rank() -> NoReturn:
+    """End this rank, once its work is on disk; one of several immediately, since threads of gloo
+    that still run while the interpreter shuts down sometimes abort the process."""
     if not (dist.is_available() and dist.is_initialized()):
-        return
+        end_process()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.errors import ConfigError
-from forge.process.lease import collector_paused, hold_lease
+from forge.process.lease import collector_paused, end_process, hold_lease
 from forge.process.machine import is_disk_full
 from forge.train.checkpoints import whole_dir
 from forge.train.gguf import GgufModel, read_gguf
@@ -66,6 +66,7 @@ def main() -> None:
             logger.exception("%s", config["path"])
             result = _named(config["path"], error)
     Path(config["result_path"]).write_text(json.dumps(result))
+    end_process()
 
 
 def _named(path: str, error: Exception) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from forge.process.lease import collector_paused, hold_lease
+from forge.process.lease import collector_paused, end_process, hold_lease
 from forge.train.checkpoints import whole_dir
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def main() -> None:
         )
     Path(config["result_path"]).write_text(json.dumps(made))
     logger.info("made %s: %s", config["model_dir"], made)
+    end_process()
 
 
 def make_model(

@@ -15,10 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-import transformers
+from forge.process.lease import collector_paused, end_process
 
-from forge.train.trainer.child.settings import class_of
+with collector_paused():
+    import torch
+    import transformers
+
+    from forge.train.trainer.child.settings import class_of
 
 
 def main() -> None:
@@ -28,6 +31,7 @@ def main() -> None:
     with redirect_stdout(sys.stderr):
         found = _answer(raw)
     json.dump(found, sys.stdout)
+    end_process()
 
 
 def _answer(raw: dict[str, Any]) -> dict[str, Any]:

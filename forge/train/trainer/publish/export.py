@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from forge.process.lease import collector_paused, hold_lease
+from forge.process.lease import collector_paused, end_process, hold_lease
 from forge.train.checkpoints import link_or_copy
 from forge.train.trainer.child.settings import model_class
 from forge.train.trainer.publish.weights import named_dtype, save_weights, snapshot, stored_dtype
@@ -34,6 +34,7 @@ def main() -> None:
     with collector_paused():
         result = export(config)
     Path(config["result_path"]).write_text(json.dumps(result))
+    end_process()
 
 
 @torch.no_grad()
