@@ -266,10 +266,13 @@ class Pool:
         """Number of problems to examine at once; several share a card."""
         return sum(min(seat.capacity, MAX_EXAMINED) for seat in self.seating.seats)
 
-    async def examine(self, problem: ReferenceModule) -> Examination:
+    async def examine(self, problem: ReferenceModule, *, lists_sets: bool = False) -> Examination:
         """Examines whether a problem can be judged and trained on: each shape, up to the first at
-        which it cannot be judged. One that two judges in a row give no answer to is flagged. Raises
-        MachineError if no judge is available."""
+        which it cannot be judged; with `lists_sets` has the names of its `get_input_sets()` alone.
+        One that two judges in a row give no answer to is flagged. Raises MachineError if no judge
+        is available."""
+        if lists_sets:
+            return await self._examined(problem, lists_sets=True)
         try:
             shapes = await self._shapes.list_shapes(problem)
         except ShapesUnknown as error:
@@ -282,11 +285,6 @@ class Pool:
             if not found[-1].is_usable:
                 break
         return fold_examinations(problem.problem_id, [shape.name for shape in shapes], found)
-
-    async def list_input_sets(self, problem: ReferenceModule) -> Examination:
-        """An examination with the names of the sets of the problem's `get_input_sets()`, and
-        nothing else. Raises MachineError."""
-        return await self._examined(problem, lists_sets=True)
 
     def stats(self) -> PoolStats:
         seats = self.seating.seats

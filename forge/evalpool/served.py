@@ -173,8 +173,8 @@ class PoolApp:
 
     async def _examine(self, body: dict[str, Any]) -> Response:
         asked = parse_body(ExamineBody, body)
-        examine = self._pool.list_input_sets if asked.lists_sets else self._pool.examine
-        return to_json_response((await examine(asked.problem.module())).to_json())
+        found = await self._pool.examine(asked.problem.module(), lists_sets=asked.lists_sets)
+        return to_json_response(found.to_json())
 
     async def answer(self, request: Request, handler: Handler) -> Response:
         """The answer of `handler` to a body that is a JSON object; 503 if the server is full."""

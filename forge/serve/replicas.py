@@ -92,10 +92,7 @@ class Replicas(Served):
             ConfigError: a server refused the weights; all serve the old ones again.
             Stalled: a server was silent.
         """
-        await self.publish_weights(self.weights.then(path, version=version), rolling=rolling)
-
-    async def publish_weights(self, weights: Weights, *, rolling: bool = False) -> None:
-        """`publish` for weights whose checkpoint may be another one too."""
+        weights = self.weights.then(path, version=version)
         async with self._publishing:
             await self.for_each(lambda each: each.wake())
             before = self.weights

@@ -9,9 +9,9 @@ It serves the bodies of `evalpool/wire.py`:
                  compiler; judges of a harvest alone
     GET /health → {ok, capacity, device, isolation, harness}
 
-Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
-or candidate's code. Owns a zygote, which forks its children; on a GPU also a second one, whose
-children have the card's files. A zygote that dies is replaced here, from the main thread.
+Holds seeds, tolerances, expected outputs and the verdict; imports no problem's or candidate's code.
+Owns a zygote, which forks its children; on a GPU also a second one, whose children have the card's
+files. A zygote that dies is replaced here, from the main thread.
 """
 
 from __future__ import annotations
