@@ -16,7 +16,7 @@ from forge.evalpool.judge.numbers.opcount import count_work
 from forge.evalpool.judge.wide import plants
 from forge.evalpool.judge.wide.plants import Ground
 from forge.evalpool.judge.wide.reference import NOISE, CannotWiden, WideReference, kinds_of
-from forge.evalpool.judge.wide.sets import Draws, WideDraw
+from forge.evalpool.judge.wide.sets import MIN_SETS, NO_ROOM, Draws, WideDraw
 from forge.evalpool.judge.wide.sought import Domain, Looks
 from tests.evalpool.numbers import drawn
 
@@ -49,13 +49,18 @@ def source(inputs: str, body: str) -> str:
 
 
 def draw(
-    text: str, *, num_sets: int = 5, precision: str = "fp32", is_moved: bool = False
+    text: str,
+    *,
+    num_sets: int = 5,
+    precision: str = "fp32",
+    is_moved: bool = False,
+    max_bytes: int = 1 << 28,
 ) -> WideDraw:
     """One draw of a problem; of a model whose parameters have moved, where asked."""
     module: Any = types.ModuleType("problem")
     exec(compile(text, "problem.py", "exec"), vars(module))
     terms = Terms(
-        precision=precision, device="cpu", is_tf32=False, max_bytes=1 << 28, is_plain=False
+        precision=precision, device="cpu", is_tf32=False, max_bytes=max_bytes, is_plain=False
     )
     with torch.no_grad():
         model = cast(module.Model(), precision)
@@ -123,6 +128,16 @@ def test_a_bit_cast_leaves_a_problem_narrow_and_says_so() -> None:
     assert (found.kinds, found.why) == (frozenset(), "a bit cast")
     assert all(one.wide is None for one in found.sets)
     assert any(one.plants for one in found.sets)
+
+
+@pytest.mark.parametrize(("max_bytes", "is_wide"), [(3 << 17, False), (1 << 19, True)])
+def test_results_in_float64_have_room_in_two_sets_or_are_left_out(
+    max_bytes: int, is_wide: bool
+) -> None:
+    found = draw(source("torch.rand(16, 1024)", "return a * 2"), max_bytes=max_bytes)
+    assert (found.why == NO_ROOM) is not is_wide
+    assert MIN_SETS <= len(found.sets) <= 3
+    assert sum(one.num_bytes() for one in found.sets) <= max_bytes
 
 
 def test_each_block_and_row_has_a_plant_and_the_rest_is_as_given() -> None:

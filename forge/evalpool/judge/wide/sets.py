@@ -80,6 +80,7 @@ KEEPS = (
 )
 ROUNDING = "a rounding decides"
 """Why a reference is narrow of which other roundings in float64 make another one."""
+NO_ROOM = "no room for results in float64"
 VANISHED = 1e-20
 """Outputs all of which are so small beside given ones are nothing but underflow."""
 SHRUNK, CANCELLED = 1e-4, 1e-5
@@ -320,6 +321,9 @@ class Draws:
     def sets(self, num_sets: int) -> Iterator[InputSet]:
         """The sets of a draw, as many as there is room for. Raises Unjudgeable."""
         first = self.given()
+        if self._wide is not None and MIN_SETS * first.num_bytes() > self._terms.max_bytes:
+            self._narrow(NO_ROOM)
+            first = self.given()
         first.asks_real = True
         yield first
         num_fit = max(MIN_SETS, self._terms.max_bytes // max(1, first.num_bytes()))
@@ -439,7 +443,7 @@ class Draws:
             if self._terms.is_plain:
                 raise CannotWiden("inputs that are not as given end its process")
             if not self._has_room:
-                raise CannotWiden("no room for results in float64")
+                raise CannotWiden(NO_ROOM)
             self.kinds = kinds_of(self._model, inputs, outputs, halves, has_floats=has_floats)
         except CannotWiden as error:
             self._narrow(str(error))
