@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from forge.train.checkpoints import checkpoint_dir, find_resume_point
 from forge.train.trainer.child import saving
-from forge.train.trainer.child.parallel import SharedCard, World
+from forge.train.trainer.child.parallel import SharedCard, World, end_rank
 
 STEPS = 3
 
@@ -80,6 +80,7 @@ def main(work_dir: Path, fatal_step: int, fatal: str) -> None:
     found = whole(trained)
     if world.is_main:
         torch.save(found, work_dir / "weights.pt")
+    end_rank()
 
 
 if __name__ == "__main__":

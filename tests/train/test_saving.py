@@ -80,9 +80,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_and_do_not_change_it(
     may_write, announced = threading.Event(), []
     writer = saving.filesystem.FileSystemWriter
     write = writer.write_data
-    monkeypatch.setattr(
-        writer, "write_data", lambda *given: may_write.wait(60) and write(*given)
-    )  # fmt: skip
+    monkeypatch.setattr(writer, "write_data", lambda *given: may_write.wait(60) and write(*given))
     trained, checkpoints = small(), alone()
     train(trained, step=1)
     want = {name: tensor.clone() for name, tensor in whole(trained).items()}
