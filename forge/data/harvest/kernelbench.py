@@ -116,15 +116,15 @@ class Marks:
     ) -> str | None:
         """Name and similarity of the most similar problem; None if none is similar.
 
-        A lone operation whose structure is known is compared by it alone: the texts of all are
-        similar."""
+        A lone operation whose structure is known is else compared by it alone: the texts of all
+        are similar."""
+        digest = (normal_digest(source) or "")[:DIGITS]
+        if digest in self.digests:
+            return f"{self.names[self.digests.index(digest)]} (the same)"
         if (same := self.same_operations(tree)) is not None:
             return same
         if structure_of(tree) != NONE:
             return None
-        digest = normal_digest(source)
-        if digest is not None and digest[:DIGITS] in self.digests:
-            return f"{self.names[self.digests.index(digest[:DIGITS])]} (the same)"
         shares = (self.signatures == _bytes(signed)).mean(axis=1)
         best = int(shares.argmax())
         return f"{self.names[best]} ({shares[best]:.2f})" if shares[best] >= threshold else None

@@ -413,6 +413,21 @@ def test_a_lone_operation_is_kernelbenchs_if_its_arguments_are(
     assert (out is not None and out.step == "apart") is is_kernelbenchs, out
 
 
+def test_a_lone_operation_with_another_dimension_alone_is_kernelbenchs() -> None:
+    """forge run refuses it: its text is the same but for names, comments and sizes."""
+    text = (
+        "import torch\nimport torch.nn as nn\n\n\nclass Model(nn.Module):\n"
+        "    def __init__(self, axis):\n        super().__init__()\n        self.axis = axis\n\n"
+        "    def forward(self, x):\n        return torch.sum(x, dim=self.axis, keepdim=True)\n\n\n"
+        "n = 7\nm = 12\nk = 26\n\n\ndef get_inputs():\n    x = torch.rand(n, m, k)\n"
+        "    return [x]\n\n\ndef get_init_inputs():\n    return [2]\n"
+    )
+    found = Found(text=text, origin="a:1", name="x", kind="x", level=1)
+    out = sieve().refuse(found, origin="a:1", number=0)
+    assert out is not None
+    assert out.step == "apart"
+
+
 def test_marks_of_kernelbench_are_of_this_code() -> None:
     """Else: `python -m forge.data.harvest.kernelbench CHECKOUT/KernelBench`."""
     assert FILE.read_text().splitlines()[0] == mark("sample", SAMPLE)
