@@ -120,7 +120,7 @@ class Seen:
             is_fact=any(one.is_fact for one in made),
             places=frozenset[str]().union(*(one.places for one in made)),
             uses=next((one.uses for one in made if one.uses), ""),
-            is_plain=all(one.is_plain for one in made),
+            is_plain=all(one.is_plain and not one.is_list for one in made),
             marks=frozenset[str]().union(*(one.marks for one in made)),
         )
 
@@ -203,7 +203,9 @@ class Flow:
         """Results of functions by their arguments, with what they have filled and changed."""
         self._asks_types = any(map(_is_asking, filter(parts.is_kernel, parts.functions)))
         """True if a kernel compares types of its arguments."""
-        self._has_arrays = any("numpy" in path for path, _ in parts.imports)
+        whole = [*parts.statements, *parts.functions, *parts.classes]
+        named = [*whole, *(node for _, node in parts.imports)]
+        self._has_arrays = any("numpy" in ast.unparse(one) for one in named)
         self._begin()
 
     def _begin(self) -> None:
@@ -242,8 +244,9 @@ class Flow:
                     raise  # else it may be a cache that was not known as one
 
     def _hold(self, root: str, value: Seen) -> None:
-        told = Seen(of=value.of, is_fact=value.is_fact, marks=value.marks)
-        self._held[root] = self._held.get(root, NOTHING).joined([told])
+        told = replace(value, places=frozenset(), is_new=False, function=None, uses="", key="")
+        known = self._held.get(root, told)
+        self._held[root] = replace(known.joined([told]), is_list=known.is_list or told.is_list)
 
     def _seek(self) -> None:
         """Finds what calls set, as far as it is written out: a cache is known before it is read."""
@@ -377,7 +380,8 @@ class Flow:
             results.append(self._called(function, free if is_kept else arguments, outer))
             if is_kept:
                 self._require_unused(node, results[-1].uses, ast.unparse(node.func))
-                results += [Seen(uses=one.uses) for one in arguments.values()]
+                places = frozenset({ast.unparse(node.func)})
+                results += [Seen(uses=one.uses, places=places) for one in arguments.values()]
         self._used = ""
         return Seen().joined(results)
 
@@ -660,6 +664,15 @@ class Flow:
             for one in around
         )
 
+    def _may_change(self, value: Seen) -> bool:
+        """True for what was kept and may be a list, a dict or an array: `+=` changes it."""
+        unknown = {o: Seen(is_list=not o.startswith("self.")) for o in value.places}
+        held = [(o, self._held.get(root_of(o), one)) for o, one in unknown.items()]
+        return any(
+            (one.is_list and "[" not in place) or (self._has_arrays and not one.is_plain)
+            for place, one in held
+        )
+
     def _is_tensor(self, place: str) -> bool:
         """True for a parameter or a buffer, and parts of it."""
         return root_of(place).removeprefix("self.") in self.parts.tensors
@@ -764,7 +777,8 @@ class Flow:
         value = self._value(node.value)
         if isinstance(node.target, ast.Name) and node.target.id not in self._frame.shared:
             known = self._frame.find(node.target.id) or NOTHING
-            if known.places and (value.is_list or self._has_arrays):
+            is_added = value.is_list or isinstance(node.value, ast.Tuple)
+            if (known.places and is_added) or self._may_change(known):
                 self._update_place(node, value)
             seen = replace(known, function=None).joined([value]).using(self._control)
             self._frame.names[node.target.id] = replace(seen, places=known.places)
@@ -893,7 +907,8 @@ class Flow:
                     given = [one for one in parts if one.uses and TYPE not in one.marks]
                     parts += [Seen(of=ast.unparse(node), is_fact=True)] * (len(given) > 1)
                 are_same = all(isinstance(one, ast.Is | ast.IsNot) for one in ops)
-                if are_same and all(ast.unparse(one) == "None" for one in others):
+                is_told = any(one.of.startswith("getattr(") for one in parts)
+                if are_same and not is_told and all(ast.unparse(one) == "None" for one in others):
                     parts = [Seen(marks=one.marks.difference(MARKS)) for one in parts]
                 if any(isinstance(one, ast.Is | ast.IsNot | ast.In | ast.NotIn) for one in ops):
                     return self._decided(node, parts)
@@ -924,7 +939,7 @@ class Flow:
                 return self._comprehension(node)
             case ast.List() | ast.Dict() | ast.Set() | ast.Tuple() | ast.BinOp():
                 parts = [self._value(one) for one in _below(node)]
-                is_list = isinstance(node, ast.List | ast.Dict)
+                is_list = isinstance(node, ast.List | ast.Dict) or any(one.is_list for one in parts)
                 is_new = not isinstance(node, ast.Tuple)
                 made = Seen(is_new=is_new, is_list=is_list, is_plain=True).joined(parts)
                 if not isinstance(node, ast.BinOp):
@@ -1214,6 +1229,9 @@ class Flow:
             return Seen(marks=frozenset({PLACE}))
         made, fact = Seen().joined(given), Seen(of=ast.unparse(node), is_fact=True)
         made = replace(made, places=made.places if name in lists.VIEWS else frozenset())
+        written = [one for one in given[1:] if self._may_change(one)]
+        if path.startswith("numpy.") and written and not self._is_first:
+            raise kept_wrongly(node, f"hands {path} what it may write to")
         if path.startswith("torch.nn.") and name[0].isupper():
             return made.marked(frozenset({LAYER}))
         if name == "result_type" or (name in OF_TYPES and (not given or made.marks & UNTYPED)):

@@ -179,7 +179,8 @@ CONSUMERS = ITERATORS | _words(
 )
 """Functions that read an iterator at once."""
 CHANGING = _words(
-    "append extend insert pop popitem update setdefault clear remove sort reverse move_to_end add"
+    "append extend insert pop popitem update setdefault clear remove sort reverse move_to_end add "
+    "fill put partition"
 )
 """Methods that change a list, a set or a dict."""
 BUILDING = _words(
