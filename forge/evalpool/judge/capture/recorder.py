@@ -86,6 +86,8 @@ class Recorder(TorchDispatchMode):
         self._constant_bytes = 0
         self._num_nodes = 0
         self._ttir_bytes = 0
+        self._has_drawn = False
+        """True if the host may read what a constructor has drawn, or what nothing has written."""
         self._new_on_host: list[Any] = []
         """Storages of tensors of the host that this call has made."""
 
@@ -221,12 +223,13 @@ class Recorder(TorchDispatchMode):
             kwargs = {**kwargs, "device": CARD}
         if not is_to_card and not any(isinstance(one, FakeTensor) for one in leaves(args, kwargs)):
             return self._run_on_host(func, args, kwargs)
-        if func.namespace not in TORCH:  # the candidate's own, with a kernel for CUDA perhaps
+        if func.namespace not in TORCH:  # the candidate's own, whose fake form no card runs
             name = ".".join(filter(None, (func._schema.name, func._schema.overload_name)))
-            if torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CUDA"):
-                with self:
-                    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-                    return func.redispatch(cuda, *args, **kwargs)
+            if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CUDA"):
+                raise NotImplementedError(f"{name} has no kernel for CUDA")
+            with self:
+                cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+                return func.redispatch(cuda, *args, **kwargs)
         if (special := SPECIAL.get(func)) is not None:
             return special(self, func, args, kwargs)
         if func.namespace == "aten" and torch.is_inference_mode_enabled():  # left to us
@@ -238,15 +241,24 @@ class Recorder(TorchDispatchMode):
 
     def _run_on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs an operation on tensors of the host, of which a call changes none that lasts: it
-        could count calls there."""
+        could count calls there; nor does it draw numbers there."""
         if func is aten._pin_memory.default:
             return args[0]
-        result = func(*args, **kwargs)
+        result, kinds = func(*args, **kwargs), func._schema.arguments
+        is_call = self.section is form.Section.FORWARD
+        is_drawn = torch.Tag.nondeterministic_seeded in func.tags
+        is_read = self._has_drawn and func is aten._local_scalar_dense.default
+        if is_read or (is_drawn and is_call):
+            raise Unsupported(f"{func} on the host: another process has other numbers there")
+        is_found = is_call and func._schema.name in ALLOCATIONS and result.is_cpu
+        self._has_drawn |= is_drawn or is_found
         if func._schema.is_mutable:
-            written = zip(func._schema.arguments, args, strict=False)
-            self.require_new(o for kind, o in written if kind.alias_info is not None)
-        else:
-            self._new_on_host += (one.untyped_storage() for one in leaves(result))
+            named = dict(zip((one.name for one in kinds), args, strict=False)) | kwargs
+            written = [one.name for one in kinds if one.alias_info is not None]
+            self.require_new(named[one] for one in written if one in named)
+        known = {one.untyped_storage()._cdata for one in leaves(args, kwargs)}
+        made = (one.untyped_storage() for one in leaves(result))
+        self._new_on_host += (one for one in made if one._cdata not in known)
         return result
 
     def require_new(self, tensors: Iterable[torch.Tensor]) -> None:
