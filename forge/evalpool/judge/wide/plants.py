@@ -703,6 +703,9 @@ def _mixed(ground: Ground, old: Values) -> Values:
     return old
 
 
+LINKED = "linked row"
+"""Indices each of which is a neighbour's: a chain as long as the row."""
+
 ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "zero row": ("zero", lambda _, old: torch.zeros_like(old)),
     "equal row": ("equal", _equal),
@@ -719,6 +722,7 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "same row": ("copied", lambda _, old: old),  # as another one, which `_copied` takes
     "opposite row": ("opposite", _opposite),
     "twin row": ("copied", lambda _, old: old),
+    "shifted row": ("copied", lambda _, old: old.roll(random.randrange(len(old)))),
     "turned row": ("turned", lambda _, old: old.flip(0)),
     "shuffled row": ("turned", lambda _, old: old[torch.randperm(len(old))]),
     "rising row": ("ordered", lambda _, old: old.sort().values),
@@ -743,6 +747,7 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     )),
     "largest row": ("added", _largest),
     "permuted row": ("permuted", lambda _, old: old[torch.randperm(len(old))]),
+    LINKED: ("linked", lambda _, old: old),
     "other row": ("columns", _other_row),
     "counted row": ("counted", _counted),
     "full row": ("", lambda ground, old: torch.full_like(old, ground.domain.high or 1.0)),
@@ -800,7 +805,7 @@ ALONE = FAR_KINDS - {"far constant", "beyond"}
 
 TWINS = ("twin row", "turned row", "shuffled row")
 RELATED = tuple(kind for kind, (what, _) in ROWS.items() if what == "related")
-COPIES = ("same row", "opposite row", *TWINS, *RELATED)
+COPIES = ("same row", "opposite row", "shifted row", LINKED, *TWINS, *RELATED)
 """Kinds of rows that are as another one: a distance is 0, an angle is 0 or pi. Twins are anywhere,
 others at the same place of another input or side by side."""
 BY_ROW = ("norms", "sums", "ordered")
@@ -841,6 +846,7 @@ def rows_for(ground: Ground) -> list[str]:
         "columns": form == "ordered",
         "counted": is_two,
         "shaped": looks.is_aimed and form in ("free", "two", "sorted", "whole"),
+        "linked": is_free and ground.is_index,
         "wrapped": looks.is_aimed and ground.is_index,
         "related": looks.is_aimed and bool(ground.others()) and is_agreeing,
     }  # fmt: skip
@@ -1041,6 +1047,9 @@ def _copied(
     """The row at the same place of another input of its shape, or before it; for a twin, at any
     place of either, or a row of a parameter; and where it stays."""
     line, size, length, number, flat = row.line, len(made), len(row.line), ground.number, made
+    low, high = ground.domain.low, ground.domain.high
+    if row.kind == LINKED:
+        return (line % ground.value.shape[-1] + random.choice((-1, 1))).clamp(low, high), []
     step = length if length > 1 and int(line[1] - line[0]) == 1 else 1
     others, is_twin = ground.others(), row.kind in TWINS
     is_strange = row.kind == "twin row" and step == length == ground.value.shape[-1]
@@ -1056,7 +1065,6 @@ def _copied(
     else:
         taken[source] = True
     values = flat[source].double()
-    low, high = ground.domain.low, ground.domain.high
     if ground.domain.form == "two" and not bool(((values == low) | (values == high)).all()):
         values = torch.where(values > 0, high, low).double()
     return values, [(number, source)]
