@@ -82,12 +82,18 @@ def rounding_of(counted: OpCounter | None, precision: str) -> str:
     return max({precision, *halves}, key=lambda one: (TOLERANCE[one], one == precision))
 
 
-class OpCounter(TorchDispatchMode):
-    """Within, watches every operation."""
+class Watching(TorchDispatchMode):
+    """Within, sees every operation; those of a higher order by what they call."""
 
     supports_higher_order_operators = True
-    """They are called and not counted; what they call is."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keeps torch from wrapping `__torch_dispatch__`: that imports the compiler (0.9 s)."""
+        return False
+
+
+class OpCounter(Watching):
     def __init__(
         self, own: Iterable[torch.Tensor] = (), *, inputs: Iterable[torch.Tensor] = ()
     ) -> None:
@@ -127,11 +133,6 @@ class OpCounter(TorchDispatchMode):
         self.has_floats = False
         """True if an operation made floats."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keeps torch from wrapping the method below: that imports the compiler (0.9 s)."""
-        return False
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -165,7 +166,9 @@ class OpCounter(TorchDispatchMode):
             if name != "copy_" or not _is_same(*given[:2]):
                 made = leaves((out,))
                 self.has_floats |= any(one.is_floating_point() for one in made)
-                self.is_truncating |= name in CASTS and _truncates(given, made)
+                whole = any(not o.is_floating_point() and o.dtype is not torch.bool for o in made)
+                is_cast = name in CASTS and any(one.is_floating_point() for one in given)
+                self.is_truncating |= is_cast and whole
                 self.halves |= _rounded_to(name, given, made)
                 self.names.add(name)
                 self.flops += _flops(name, given, made)
@@ -225,11 +228,6 @@ class OpCounter(TorchDispatchMode):
 def _address(tensor: torch.Tensor) -> int:
     """Address of its memory; 0 without one."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _truncates(given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
-    whole = [one for one in made if not one.is_floating_point() and one.dtype is not torch.bool]
-    return bool(whole) and any(one.is_floating_point() for one in given)
 
 
 def _rounded_to(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> set[str]:

@@ -64,10 +64,6 @@ Answers: TypeAlias = "Callable[..., list[Any] | None]"
 None if they cannot be read. Raises Decided."""
 
 
-def no_answer(prefix: Program, *, number: int) -> None:
-    """For references, which are captured without values: the capture fails as unsupported."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """A candidate's program."""
@@ -117,7 +113,7 @@ class Captures:
         *,
         entry_point: str,
         phases: Phases,
-        answers: Answers = no_answer,
+        answers: Answers = lambda *_, **__: None,  # for references: it fails as unsupported
         number: int = 0,
     ) -> Captured:
         """The program of a candidate for input set `number` of a draw with this request. Raises

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.numbers.called import (
     Called,
@@ -31,7 +30,7 @@ from forge.evalpool.judge.numbers.called import (
     replaced,
     unseeded,
 )
-from forge.evalpool.judge.numbers.opcount import EXACT
+from forge.evalpool.judge.numbers.opcount import EXACT, Watching
 
 RANKS = ({"float16", "bfloat16"}, {"float32"}, {"float64"})
 """Names of float types, the narrowest first."""
@@ -228,10 +227,8 @@ def _contents(model: Any) -> list[Any]:
     return found
 
 
-class _Wide(TorchDispatchMode):
+class _Wide(Watching):
     """Within: what torch computes is computed in float64."""
-
-    supports_higher_order_operators = True
 
     def __init__(
         self, kinds: set[torch.dtype], own: torch.dtype, *, noise: float, is_watched: bool
@@ -241,11 +238,6 @@ class _Wide(TorchDispatchMode):
         self._kinds = kinds - {torch.float64}
         self._own = own
         self._noise = noise
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Prevents that torch wraps the method below, which would import the compiler."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -262,7 +254,8 @@ class _Wide(TorchDispatchMode):
         elif name == "nextafter":
             raise CannotWiden("nextafter")
         elif name.rstrip("_") == "nan_to_num":
-            args = _with_ends(args, torch.finfo(self._own))
+            ends, (value, nan, high, low) = torch.finfo(self._own), (*args, *(None,) * 3)[:4]
+            args = value, nan, ends.max if high is None else high, ends.min if low is None else low
         elif self._noise and name in OPEN and not kwargs.get("stable"):
             return _with_ties(func, args, kwargs, self._noise)
         elif self._noise and FUSED.search(name):
@@ -309,12 +302,6 @@ class _OwnTypes(TorchFunctionMode):
             kwargs["eps"] = torch.finfo(self._own).eps
         out = func(*args, **kwargs)
         return self._own if func == GET_TYPE and out is torch.float64 else out
-
-
-def _with_ends(args: tuple[Any, ...], ends: torch.finfo) -> tuple[Any, ...]:
-    """Arguments of nan_to_num with the values that stand for infinities."""
-    value, nan, high, low = (*args, *(None,) * 3)[:4]
-    return value, nan, ends.max if high is None else high, ends.min if low is None else low
 
 
 def _noisy(
@@ -376,13 +363,8 @@ def _require_defined(name: str, args: Sequence[Any], kwargs: Any, out: Any) -> N
         raise UndefinedResult("a number as an integer of a type that does not have it")
     if name in PUTS and _is_undefined_put(name, args, kwargs, out):
         raise UndefinedResult("different values at one place")
-    if name in ORDERS and any(_has_nan(one) for one in args):
+    if name in ORDERS and any(isinstance(o, torch.Tensor) and bool(o.isnan().any()) for o in args):
         raise UndefinedResult("an order of NaN")
-
-
-def _has_nan(value: Any) -> bool:
-    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return is_float and bool(value.isnan().any())
 
 
 def _is_undefined_cast(args: Sequence[Any], out: Any) -> bool:

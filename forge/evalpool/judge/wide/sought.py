@@ -107,7 +107,10 @@ class Looks:
         ignored = tuple(int(one) for one in IGNORED.findall(source))
         nodes = list(ast.walk(ast.parse(source)))
         host = _compared(nodes, scopes)
-        floats = {sign * one for one in host | _floats_in(nodes) for sign in (1.0, -1.0)}
+        # Anywhere in Python code: a reference may behave otherwise around a float.
+        values = (one.value for one in nodes if isinstance(one, ast.Constant))
+        floats = host | {one for one in values if type(one) is float}
+        floats = {sign * one for one in floats for sign in (1.0, -1.0)}
         near = {round(one) + step for one in host for step in (-1, 0, 1)}
         near = {one for one in near if one >= 0 or min(host) < 0}  # a 0 alone may bound counts
         known: dict[str, Any] = {
@@ -214,12 +217,6 @@ def _options_in(nodes: Sequence[ast.AST]) -> tuple[tuple[str, Any], ...]:
             if one.func.attr in ("get", "pop") and type(values[0]) is str and ... not in values:
                 found[values[0]] = values[1] if len(values) > 1 else None
     return tuple(found.items())
-
-
-def _floats_in(nodes: Sequence[ast.AST]) -> set[float]:
-    """Floats anywhere in Python code: a reference may behave otherwise around them."""
-    every = [one for one in nodes if isinstance(one, ast.Constant)]
-    return {float(one.value) for one in every if type(one.value) is float}
 
 
 # --- what holds of an input in every draw, and so of a planted one: sorted rows, a triangle
