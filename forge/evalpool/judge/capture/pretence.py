@@ -156,7 +156,8 @@ class Pretence:
 
 def _as_written(model: Any = None, **kwargs: Any) -> Any:
     """Replaces `torch.compile`: the operations are recorded as they are written."""
-    if any(map(callable, (*kwargs.values(), *(kwargs.get("options") or {}).values()))):
+    options: dict[str, Any] = kwargs.get("options") or {}
+    if any(callable(one) for one in (*kwargs.values(), *options.values())):
         raise TypeError("torch.compile with a backend or a pass of its own is not judged")
     return (lambda function: function) if model is None else model
 

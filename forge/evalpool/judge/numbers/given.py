@@ -142,7 +142,8 @@ Arguments = list[Any] | dict[str, Any]
 def constructor_arguments(module: Any, entry_point: str) -> Arguments:
     """Constructor arguments of a problem; none without `get_init_inputs()`."""
     found: list[Any] = [*getattr(module, "get_init_inputs", list)()]
-    if _is_pair(found) and _accepts(getattr(module, entry_point), *found):
+    are_parts = map(isinstance, found, ((list, tuple), dict))
+    if len(found) == 2 and all(are_parts) and _accepts(getattr(module, entry_point), *found):
         return {ARGS: list(found[0]), KWARGS: dict(found[1])}
     return found
 
@@ -151,10 +152,6 @@ def call(entry_point: Callable[..., Any], arguments: Arguments) -> Any:
     if isinstance(arguments, dict):
         return entry_point(*arguments[ARGS], **arguments[KWARGS])
     return entry_point(*arguments)
-
-
-def _is_pair(found: list[Any]) -> bool:
-    return len(found) == 2 and isinstance(found[0], list | tuple) and isinstance(found[1], dict)
 
 
 def _accepts(entry_point: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> bool:

@@ -203,9 +203,8 @@ class Flow:
         """Results of functions by their arguments, with what they have filled and changed."""
         self._asks_types = any(map(_is_asking, filter(parts.is_kernel, parts.functions)))
         """True if a kernel compares types of its arguments."""
-        whole = [*parts.statements, *parts.functions, *parts.classes]
-        named = [*whole, *(node for _, node in parts.imports)]
-        self._has_arrays = any("numpy" in ast.unparse(one) for one in named)
+        code = [*parts.statements, *parts.functions, *parts.classes, *(o for _, o in parts.imports)]
+        self._has_arrays = any("numpy" in ast.unparse(one) for one in code)
         self._begin()
 
     def _begin(self) -> None:
