@@ -8,21 +8,10 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
+from forge import records
 from forge.data.answer_form import ToolForm
 from forge.data.chat import ChatTemplate
 from forge.data.server_chat import PlainChat, code_points
-from forge.records import (
-    Completion,
-    Finish,
-    Group,
-    Prompt,
-    Purpose,
-    Reason,
-    Status,
-    ToolCall,
-    Turn,
-    Verdict,
-)
 from forge.records.problem import ReferenceModule
 from forge.rollout.batches import make_samples
 from forge.rollout.play import GroupPlace, play_group
@@ -49,15 +38,17 @@ class Scripted:
     """Says these messages, one after another, of one token a character."""
 
     messages: list[str]
-    asked: list[Prompt] = field(default_factory=list)
+    asked: list[records.Prompt] = field(default_factory=list)
 
-    async def __call__(self, prompt: Prompt, *, n: int, **options: Any) -> list[Completion]:
+    async def __call__(
+        self, prompt: records.Prompt, *, n: int, **options: Any
+    ) -> list[records.Completion]:
         self.asked.append(prompt)
         ids = code_points(self.messages.pop(0))
-        one = Completion(
+        one = records.Completion(
             token_ids=ids,
             logprobs=(-0.5,) * len(ids),
-            finish=Finish.STOP,
+            finish=records.Finish.STOP,
             min_version=len(self.asked),
             max_version=len(self.asked),
         )
@@ -70,10 +61,12 @@ class Judges:
 
     asked: list[tuple[ReferenceModule, str, bool]] = field(default_factory=list)
 
-    async def judge(self, problem: ReferenceModule, code: str, **options: bool) -> Verdict:
+    async def judge(self, problem: ReferenceModule, code: str, **options: bool) -> records.Verdict:
         if options:
             self.asked.append((problem, code, options["outputs"]))
-        return Verdict(status=Status.WRONG, reason=Reason.MISMATCH, detail="", is_compiled=True)
+        return records.Verdict(
+            status=records.Status.WRONG, reason=records.Reason.MISMATCH, detail="", is_compiled=True
+        )
 
 
 class ToolChat(PlainChat):
@@ -85,7 +78,7 @@ class ToolChat(PlainChat):
     def tool_form(self) -> Any:
         return ToolForm(opening="<tool_call>", name_key="name", arguments_key="arguments")
 
-    def prompt(self, messages: Any, *, tools: Any = ()) -> Prompt:
+    def prompt(self, messages: Any, *, tools: Any = ()) -> records.Prompt:
         self.told.append([each["function"]["name"] for each in tools])
         return super().prompt(messages)
 
@@ -96,7 +89,7 @@ async def play(
     max_turns: int = 1,
     room: int = 9000,
     chat: PlainChat | None = None,
-) -> tuple[Group, Scripted, Judges]:
+) -> tuple[records.Group, Scripted, Judges]:
     policy, judges = Scripted(list(messages)), Judges()
     names = ("docs", "run", "profile")
     ports = Ports(
@@ -114,7 +107,7 @@ async def play(
         tools=Toolbox(ask=judges.judge, max_calls=max_calls),
         is_apart=True,
     )
-    place = GroupPlace(group_id=1, purpose=Purpose.TRAIN, stage=0, step=1)
+    place = GroupPlace(group_id=1, purpose=records.Purpose.TRAIN, stage=0, step=1)
     asked = replace(problem(), source=SOURCE)
     played = rules(group_size=1, max_turns=max_turns)
     group = await play_group(asked, place=place, rules=played, ports=ports)
@@ -122,11 +115,11 @@ async def play(
     return group, policy, judges
 
 
-def turn_of(group: Group) -> Turn:
+def turn_of(group: records.Group) -> records.Turn:
     return group.trajectories[0].turns[0]
 
 
-def runs(turn: Turn) -> list[tuple[bool, str]]:
+def runs(turn: records.Turn) -> list[tuple[bool, str]]:
     """The completion as texts: True for what was sampled."""
     pairs = zip(turn.completion.logprobs, turn.completion.token_ids, strict=True)
     grouped = itertools.groupby(pairs, key=lambda pair: not math.isnan(pair[0]))
@@ -183,7 +176,7 @@ async def test_calls_end_with_the_budget_of_a_turn() -> None:
     turn = turn_of(group)
     assert len(turn.calls) == 2
     assert "no call is left" in turn.calls[1].result
-    assert turn.verdict.reason == Reason.NO_ENTRY_POINT
+    assert turn.verdict.reason == records.Reason.NO_ENTRY_POINT
     seen = [prompt.ids for prompt in policy.asked]
     assert all(b[: len(a)] == a for a, b in itertools.pairwise(seen))
 
@@ -256,6 +249,6 @@ async def test_calls_are_stored_with_their_turn(tmp_path: Path) -> None:
     (call,) = turn_of(group).calls
     names = ("message", "tool", "result", "seconds")
     assert {name: row[name] for name in names} == {name: getattr(call, name) for name in names}
-    assert isinstance(call, ToolCall)
+    assert isinstance(call, records.ToolCall)
     assert (row["turn_id"], row["arguments"]) == ("g1.r0.t0", '{"query":"tl.dot"}')
     assert tokens == len(ASKED) + len(ANSWER)

@@ -14,18 +14,7 @@ from hypothesis import strategies as st
 from forge.errors import ConfigError
 from forge.serve.engine.rows import sample_seed
 from forge.serve.port import Request
-from forge.serve.vllm.engine import (
-    Counters,
-    check_weights,
-    checkpoint_shapes,
-    engine_arguments,
-    environment,
-    lora_rank,
-    note_step,
-    read_settings,
-    sampled_logprobs,
-    sampling_arguments,
-)
+from forge.serve.vllm import engine
 from tests.serve.conftest import Reference
 from tests.serve.damage import (
     ADAPTER_CONFIG,
@@ -55,7 +44,7 @@ def config_of(reference: Reference, **fields: Any) -> dict[str, Any]:
 
 
 def test_settings_of_the_experiment_reach_vllm(tied: Reference) -> None:
-    arguments = engine_arguments(read_settings(config_of(tied)))
+    arguments = engine.engine_arguments(engine.read_settings(config_of(tied)))
     expected = {
         "model": str(tied.path),
         "dtype": "bfloat16",
@@ -71,7 +60,7 @@ def test_settings_of_the_experiment_reach_vllm(tied: Reference) -> None:
     assert expected.items() <= arguments.items()
     assert "enable_lora" not in arguments
     assert "async_scheduling" not in arguments
-    exact = engine_arguments(read_settings(config_of(tied, precision="exact")))
+    exact = engine.engine_arguments(engine.read_settings(config_of(tied, precision="exact")))
     assert exact["dtype"] == "float32"
 
 
@@ -79,37 +68,37 @@ def test_a_score_of_the_whole_context_fits(tied: Reference) -> None:
     """vLLM needs room for a token after the last; beyond the model's length only with its own
     variable."""
     shorter, full = (
-        read_settings(config_of(tied, context_tokens=tokens)) for tokens in (2047, 2048)
+        engine.read_settings(config_of(tied, context_tokens=tokens)) for tokens in (2047, 2048)
     )
-    assert engine_arguments(shorter)["max_model_len"] == 2048
-    assert engine_arguments(full)["max_model_len"] == 2049
-    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in environment(shorter)
-    assert environment(full)["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
+    assert engine.engine_arguments(shorter)["max_model_len"] == 2048
+    assert engine.engine_arguments(full)["max_model_len"] == 2049
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in engine.environment(shorter)
+    assert engine.environment(full)["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
     with pytest.raises(ConfigError, match=r"2049: .* knows 2048 positions"):
-        read_settings(config_of(tied, context_tokens=2049))
+        engine.read_settings(config_of(tied, context_tokens=2049))
 
 
 def test_a_shared_gpu_means_turns_and_sleep(tied: Reference) -> None:
     shared = config_of(tied, shared_gpus=["GPU-a"], tensor_parallel=1)
-    arguments = engine_arguments(read_settings(shared))
+    arguments = engine.engine_arguments(engine.read_settings(shared))
     assert arguments["async_scheduling"] is False
     assert arguments["enable_sleep_mode"] is True
     with pytest.raises(ConfigError, match="tensor_parallel"):
-        read_settings({**shared, "tensor_parallel": 2})
+        engine.read_settings({**shared, "tensor_parallel": 2})
 
 
 @pytest.mark.parametrize(("rank", "room"), [(1, 8), (8, 8), (9, 16), (64, 64), (500, 512)])
 def test_adapters_get_the_smallest_rank_that_holds_them(
     rank: int, room: int, tied: Reference
 ) -> None:
-    arguments = engine_arguments(read_settings(config_of(tied, max_lora_rank=rank)))
+    arguments = engine.engine_arguments(engine.read_settings(config_of(tied, max_lora_rank=rank)))
     assert (arguments["enable_lora"], arguments["max_lora_rank"]) == (True, room)
     assert arguments["max_cpu_loras"] >= arguments["max_loras"] >= 2
 
 
 def test_a_rank_beyond_vllms_is_refused() -> None:
     with pytest.raises(ConfigError, match="513: vllm serves up to 512"):
-        lora_rank(513)
+        engine.lora_rank(513)
 
 
 def test_a_request_becomes_sampling_parameters() -> None:
@@ -117,7 +106,7 @@ def test_a_request_becomes_sampling_parameters() -> None:
         prompt=np.arange(4), n=3, max_tokens=7, temperature=0.6, seed=11, top_p=0.9, top_k=20,
         stop_token_ids=(5, 6),
     )  # fmt: skip
-    first, second = (sampling_arguments(request, index) for index in (0, 1))
+    first, second = (engine.sampling_arguments(request, index) for index in (0, 1))
     expected = {
         "n": 1, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 7,
         "stop_token_ids": [5, 6], "ignore_eos": True, "logprobs": 0, "detokenize": False,
@@ -139,16 +128,16 @@ def test_seeds_fit_63_bits_and_neighbours_differ(seed: int, index: int) -> None:
 def test_the_sampled_tokens_log_probability_is_read_from_either_form() -> None:
     flat = SimpleNamespace(start_indices=[0, 1, 3], logprobs=[-1.0, -2.0, -9.0, -3.0])
     tables = [{7: SimpleNamespace(logprob=-1.0), 8: SimpleNamespace(logprob=-9.0)}]
-    assert sampled_logprobs(flat) == [-1.0, -2.0, -3.0]
-    assert sampled_logprobs(tables) == [-1.0]
+    assert engine.sampled_logprobs(flat) == [-1.0, -2.0, -3.0]
+    assert engine.sampled_logprobs(tables) == [-1.0]
 
 
 def test_the_schedulers_newest_numbers_are_kept() -> None:
-    counters = Counters()
-    note_step(counters, SimpleNamespace(num_running_reqs=4, kv_cache_usage=0.5))
-    note_step(counters, SimpleNamespace(num_running_reqs=2, kv_cache_usage=0.25))
-    note_step(counters, None)
-    assert counters == Counters(running=2, kv_use=0.25)
+    counters = engine.Counters()
+    engine.note_step(counters, SimpleNamespace(num_running_reqs=4, kv_cache_usage=0.5))
+    engine.note_step(counters, SimpleNamespace(num_running_reqs=2, kv_cache_usage=0.25))
+    engine.note_step(counters, None)
+    assert counters == engine.Counters(running=2, kv_use=0.25)
 
 
 # -- directories -------------------------------------------------------------------------------
@@ -170,7 +159,9 @@ def test_an_unfit_checkpoint_never_reaches_vllm(
     shutil.copytree(newer.path, tmp_path / "bad")
     damage(tmp_path / "bad")
     with pytest.raises(ConfigError, match=said):
-        check_weights(tmp_path / "bad", served=checkpoint_shapes(tied.path), max_lora_rank=0)
+        engine.check_weights(
+            tmp_path / "bad", served=engine.checkpoint_shapes(tied.path), max_lora_rank=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -196,4 +187,4 @@ def test_an_unfit_adapter_never_reaches_vllm(
     shutil.copytree(make_adapter(tied, r=8).path, path)
     change_config(ADAPTER_CONFIG, **fields)(path)
     with pytest.raises(ConfigError, match=said):
-        check_weights(path, served=checkpoint_shapes(tied.path), max_lora_rank=room)
+        engine.check_weights(path, served=engine.checkpoint_shapes(tied.path), max_lora_rank=room)

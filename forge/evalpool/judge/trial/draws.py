@@ -13,19 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from forge.evalpool.judge.channel import shm
 from forge.evalpool.judge.channel.frames import count
 from forge.evalpool.judge.channel.nesting import mapped, parse_form
-from forge.evalpool.judge.channel.shm import (
-    ALIGNMENT_BYTES,
-    FLOATING,
-    Data,
-    LayoutError,
-    TensorSpec,
-    is_same,
-    offsets,
-    taken,
-    unwritten,
-)
 from forge.evalpool.judge.channel.words import clean
 from forge.evalpool.judge.wide import compare
 from forge.evalpool.judge.wide.compare import (
@@ -115,7 +105,7 @@ class Draw:
     request: dict[str, Any]
     """Body of the CANDIDATE frame, but for the code."""
     precision: str
-    specs: Sequence[TensorSpec]
+    specs: Sequence[shm.TensorSpec]
     """Types and shapes of the oracle's tensors."""
     contents: Sequence[int | None]
     """By place, the tensor that lies there before the first call; None of an output's slot."""
@@ -236,7 +226,7 @@ def _arguments(tree: Tree, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, repr(value) if kind == "value" else "a tensor"
 
 
-def widened(spec: TensorSpec, kinds: Collection[str]) -> TensorSpec:
+def widened(spec: shm.TensorSpec, kinds: Collection[str]) -> shm.TensorSpec:
     """A tensor as a program in float64 has it."""
     return replace(spec, dtype=WIDE) if spec.dtype in kinds else spec
 
@@ -244,14 +234,14 @@ def widened(spec: TensorSpec, kinds: Collection[str]) -> TensorSpec:
 class Builder:
     """Numbers an oracle's tensors for a candidate: inputs, parameters, slots."""
 
-    def __init__(self, specs: Sequence[TensorSpec], *, precision: str) -> None:
+    def __init__(self, specs: Sequence[shm.TensorSpec], *, precision: str) -> None:
         """`specs` of the oracle's tensors; the problem's precision."""
         self._specs = specs
         self._precision = self._rounding = precision
         self._kinds = frozenset[str]()
         self._named: dict[str, int] = {}
         self._contents: list[int | None] = []
-        self._chosen: list[TensorSpec] = []
+        self._chosen: list[shm.TensorSpec] = []
         self._places: dict[str, tuple[int, ...]] = {}
         self._asked: dict[int, Asked] = {}
 
@@ -259,17 +249,17 @@ class Builder:
         try:
             return self._build(layout)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
-            raise LayoutError(f"{type(error).__name__}: {error}") from error
+            raise shm.LayoutError(f"{type(error).__name__}: {error}") from error
 
     def _build(self, layout: dict[str, Any]) -> Draw:
         if not layout["sets"]:
-            raise LayoutError("no input set")
+            raise shm.LayoutError("no input set")
         init_parts: list[int] = []
         init = self._tree(layout["init"], init_parts)
         init = mapped(init, self._take("init", init_parts).__getitem__)
         self._kinds = frozenset(layout.get("kinds", ()))
-        if not self._kinds <= {*FLOATING}:
-            raise LayoutError(f"no types {str(layout['kinds'])[:40]}")
+        if not self._kinds <= {*shm.FLOATING}:
+            raise shm.LayoutError(f"no types {str(layout['kinds'])[:40]}")
         self._rounding = parse_rounding(layout.get("rounding"), self._precision)
         state = self._state(layout["state"])
         self._named = {**state, **{f"init.{k}": index for k, index in enumerate(init_parts)}}
@@ -340,22 +330,22 @@ class Builder:
         for index, other in zip(made.results, exact, strict=True):
             form = widened(self._specs[index], self._kinds)
             if other is not None and self._specs[other] != form:
-                raise LayoutError(f"{self._specs[other]} in place of {form}")
+                raise shm.LayoutError(f"{self._specs[other]} in place of {form}")
             self._asked[index] = Asked(self._question(index, made, one), other)
         for own, index in made.parameters.items():
             if self._specs[index] != self._specs[own]:
-                raise LayoutError("a parameter has another shape in a set")
+                raise shm.LayoutError("a parameter has another shape in a set")
         for name, index in made.state.items():
             own = self._named[name]
             if self._specs[index] != self._specs[own]:
-                raise LayoutError(f"parameter {name[:40]} has another shape after a call")
+                raise shm.LayoutError(f"parameter {name[:40]} has another shape after a call")
             for each in (index, own, made.parameters.get(own, own)):
                 asked = [Asked(self._question(each, made, one)), self._asked.get(each)]
                 self._asked[each] = min(filter(None, asked), key=lambda it: it.question.tolerance)
 
     def _question(self, index: int, made: InputSet, one: dict[str, Any]) -> Question:
         dtype = self._specs[index].dtype
-        if dtype not in FLOATING and made.wide and one.get("is_open") is False:
+        if dtype not in shm.FLOATING and made.wide and one.get("is_open") is False:
             return SAME_FUNCTION  # no integer of it is left to a rounding
         question = real_question(dtype, self._rounding)
         tolerance = question.tolerance * max(1.0, float(one.get("slack", 1.0)))
@@ -366,7 +356,7 @@ class Builder:
         found = {str(name): index for name, index in pairs}
         self._indices(found.values())
         if self._named and not found.keys() <= self._named.keys():
-            raise LayoutError(f"no parameters {sorted(found)[:4]}")
+            raise shm.LayoutError(f"no parameters {sorted(found)[:4]}")
         return found
 
     def _indices(self, data: Iterable[Any]) -> tuple[int, ...]:
@@ -383,7 +373,7 @@ class Builder:
             tensor, axes = self._tree(value[0], parts), value[1]
             num_axes = len(self._specs[parts[-1]].shape)
             if not isinstance(axes, list) or sorted(axes) != list(range(num_axes)):
-                raise LayoutError(f"no axes {str(axes)[:40]}")
+                raise shm.LayoutError(f"no axes {str(axes)[:40]}")
             return [kind, [tensor, axes]]
         if kind in ("list", "tuple"):
             return [kind, [self._tree(item, parts) for item in value]]
@@ -391,7 +381,7 @@ class Builder:
             return [kind, [[str(key), self._tree(item, parts)] for key, item in value]]
         if kind in ("value", "dtype", "config"):
             return [kind, value]
-        raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
+        raise shm.LayoutError(f"unknown kind of argument {str(kind)[:40]}")
 
     def _take(self, key: str, parts: Sequence[int], *, is_slot: bool = False) -> tuple[int, ...]:
         """Places for these, the same ones for the same key; slots have no content."""
@@ -405,7 +395,7 @@ class Builder:
 
 def _within(value: Any, num: int) -> int:
     if type(value) is not int or not 0 <= value < num:
-        raise LayoutError(f"no tensor {str(value)[:40]}")
+        raise shm.LayoutError(f"no tensor {str(value)[:40]}")
     return value
 
 
@@ -427,22 +417,22 @@ def parse_plants(data: Sequence[Any], sizes: Sequence[int]) -> tuple[Plant, ...]
     return tuple(found)
 
 
-def parse_specs(data: Any) -> list[TensorSpec]:
+def parse_specs(data: Any) -> list[shm.TensorSpec]:
     """Types and shapes from an oracle's layout. Raises LayoutError."""
     if not isinstance(data, list) or len(data) > MAX_TENSORS:
-        raise LayoutError("no list of tensors")
-    return [TensorSpec.parse(item) for item in data]
+        raise shm.LayoutError("no list of tensors")
+    return [shm.TensorSpec.parse(item) for item in data]
 
 
-def parse_starts(data: Any, specs: list[TensorSpec], *, max_bytes: int) -> list[int]:
+def parse_starts(data: Any, specs: list[shm.TensorSpec], *, max_bytes: int) -> list[int]:
     """The first byte of each tensor from an oracle's layout. Raises LayoutError."""
     if not isinstance(data, list) or len(data) != len(specs):
-        raise LayoutError("no list of places")
+        raise shm.LayoutError("no list of places")
     for start, spec in zip(data, specs, strict=True):
-        if type(start) is not int or start % ALIGNMENT_BYTES:
-            raise LayoutError(f"no place {str(start)[:40]}")
+        if type(start) is not int or start % shm.ALIGNMENT_BYTES:
+            raise shm.LayoutError(f"no place {str(start)[:40]}")
         if not 0 <= start <= max_bytes - spec.num_bytes:
-            raise LayoutError(f"{spec.num_bytes} bytes at {start} are not within {max_bytes}")
+            raise shm.LayoutError(f"{spec.num_bytes} bytes at {start} are not within {max_bytes}")
     return data
 
 
@@ -450,13 +440,13 @@ def parse_starts(data: Any, specs: list[TensorSpec], *, max_bytes: int) -> list[
 class Layout:
     """Places of a draw's tensors in a memory, by their numbers."""
 
-    specs: Sequence[TensorSpec]
+    specs: Sequence[shm.TensorSpec]
     starts: Sequence[int]
     num_bytes: int
 
     @classmethod
-    def of(cls, specs: Sequence[TensorSpec]) -> Layout:
-        starts, num_bytes = offsets(specs)
+    def of(cls, specs: Sequence[shm.TensorSpec]) -> Layout:
+        starts, num_bytes = shm.offsets(specs)
         return cls(specs, starts, num_bytes)
 
     def rows(self) -> list[list[Any]]:
@@ -473,19 +463,19 @@ class Delivered:
     """Tensors that an oracle has laid out in host memory."""
 
     layout: dict[str, Any]
-    specs: Sequence[TensorSpec]
+    specs: Sequence[shm.TensorSpec]
     starts: Sequence[int]
-    data: Data
+    data: shm.Data
 
     @classmethod
     def taken(cls, layout: dict[str, Any], fd: int, *, max_bytes: int) -> Delivered:
         specs = parse_specs(layout.get("tensors"))
         starts = parse_starts(layout.get("starts"), specs, max_bytes=max_bytes)
         ends = [start + spec.num_bytes for start, spec in zip(starts, specs, strict=True)]
-        return cls(layout, specs, starts, taken(fd, max(ends, default=0)))
+        return cls(layout, specs, starts, shm.taken(fd, max(ends, default=0)))
 
     @property
-    def parts(self) -> list[Data]:
+    def parts(self) -> list[shm.Data]:
         pairs = zip(self.starts, self.specs, strict=True)
         return [self.data[start : start + spec.num_bytes] for start, spec in pairs]
 
@@ -552,7 +542,7 @@ class Content(ABC):
 class HostDraw(Content):
     """A draw, and the bytes of its tensors."""
 
-    parts: Sequence[Data]
+    parts: Sequence[shm.Data]
     real: Layout = field(init=False)
     """Places in their types as the problem has them."""
     wide: Layout | None = field(init=False, default=None)
@@ -560,13 +550,13 @@ class HostDraw(Content):
 
     def __post_init__(self) -> None:
         rows = self.draw.request["tensors"]
-        specs = [TensorSpec(dtype, tuple(shape)) for dtype, shape in rows]
+        specs = [shm.TensorSpec(dtype, tuple(shape)) for dtype, shape in rows]
         self.real = Layout.of(specs)
         if any(one.wide for one in self.draw.sets):
             self.wide = Layout.of([widened(one, self.draw.kinds) for one in specs])
         self.want()
 
-    def tensor(self, index: int, got: Data | None = None) -> Bytes:
+    def tensor(self, index: int, got: shm.Data | None = None) -> Bytes:
         return Bytes(self.draw.specs[index], self.parts[index] if got is None else got)
 
     @property
@@ -594,11 +584,11 @@ class HostDraw(Content):
             "kinds": sorted(self.draw.kinds),
         }
 
-    def is_unwritten(self, got: Data, index: int) -> bool:
+    def is_unwritten(self, got: shm.Data, index: int) -> bool:
         spec = self.draw.specs[index]
-        if spec.dtype not in FLOATING:
-            return spec.num_bytes > 0 and is_same(got, unwritten(spec))
+        if spec.dtype not in shm.FLOATING:
+            return spec.num_bytes > 0 and shm.is_same(got, shm.unwritten(spec))
         return compare.is_unwritten(self.tensor(index, got), self.tensor(index))
 
-    def is_same(self, got: Data, index: int) -> bool:
-        return is_same(got, self.parts[index])
+    def is_same(self, got: shm.Data, index: int) -> bool:
+        return shm.is_same(got, self.parts[index])
