@@ -24,17 +24,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.data.answer_form import (
-    ANSWER,
-    FIELDS,
-    QUESTION,
-    AnswerForm,
-    ToolForm,
-    continued,
-    find_form,
-    find_tool_form,
-    parts_of,
-)
+from forge.data import answer_form
 from forge.data.answers import THINKING
 from forge.data.template import (
     Template,
@@ -217,10 +207,10 @@ class ChatTemplate:
         return replace(found, stop_token_ids=tuple(dict.fromkeys([end, *stops])))
 
     @cached_property
-    def form(self) -> AnswerForm:
+    def form(self) -> answer_form.AnswerForm:
         """How the template writes an answer. Raises ConfigError if it writes none, or no end."""
         try:
-            return find_form(
+            return answer_form.find_form(
                 self._render, tag=self.tag, special=self._special_ids, stops=self._stop_names
             )
         except ValueError as error:
@@ -237,9 +227,9 @@ class ChatTemplate:
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
     @cached_property
-    def tool_form(self) -> ToolForm | None:
+    def tool_form(self) -> answer_form.ToolForm | None:
         """How the template writes calls of tools; None if it does not, or not in a known form."""
-        return find_tool_form(self._render, special=self._special_ids)
+        return answer_form.find_tool_form(self._render, special=self._special_ids)
 
     def prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
@@ -256,10 +246,13 @@ class ChatTemplate:
     ) -> list[int]:
         """Token ids after an answer, from its end on: a reply, and the generation prompt. What was
         sampled stays as it is, whatever the template makes of earlier answers."""
-        question = Message(role="user", content=QUESTION)
-        answer = Message(role="assistant", content=ANSWER)
+        question = Message(role="user", content=answer_form.QUESTION)
+        answer = Message(role="assistant", content=answer_form.ANSWER)
         text = self._apply([question, answer, reply], True, tools)
-        ids, end = self._tokenize(text.partition(ANSWER)[2]), self._tokenize(self.form.end)
+        ids, end = (
+            self._tokenize(text.partition(answer_form.ANSWER)[2]),
+            self._tokenize(self.form.end),
+        )
         played = list(answer_ids)
         known = 0
         if played[-len(end) :] == end:  # an end of the last answer alone may begin as others do
@@ -305,7 +298,7 @@ class ChatTemplate:
         content = self._guarded(messages[-1].content, is_answer=True)
         thinking, answer = self._split(content)
         is_closed = prompt.rstrip().endswith(f"</{self.tag}>")
-        rest = None if is_closed and thinking else continued(written, prompt)
+        rest = None if is_closed and thinking else answer_form.continued(written, prompt)
         if rest is not None and rest.endswith(form.tail):
             body = rest.removesuffix(form.tail)
             opening = f"<{self.tag}>"
@@ -477,8 +470,8 @@ class ChatTemplate:
         if is_answer and self.form.in_fields:
             thinking, content = self._split(content)
         if thinking and self.form.in_parts:
-            return {"role": message.role, "content": parts_of(thinking, content)}
-        fields = dict.fromkeys(FIELDS, thinking) if thinking else {}
+            return {"role": message.role, "content": answer_form.parts_of(thinking, content)}
+        fields = dict.fromkeys(answer_form.FIELDS, thinking) if thinking else {}
         return {"role": message.role, "content": content, **fields}
 
     def _guarded(self, text: str, *, is_answer: bool = False) -> str:

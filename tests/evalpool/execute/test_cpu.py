@@ -16,27 +16,15 @@ from forge.evalpool.judge.channel.shm import shared_memory
 from forge.evalpool.judge.execute import child_cpu
 from forge.evalpool.judge.execute.cpu import CpuExecutor, Poison
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import (
-    Alternative,
-    Choice,
-    Launch,
-    Op,
-    Origin,
-    Parameter,
-    Program,
-    Section,
-    Storage,
-    TensorUse,
-    Value,
-)
 from forge.evalpool.judge.program.walk import alternative
 from tests.evalpool.execute.made_programs import REQUEST, copy_kernel, launch, program
 
 X = np.arange(256, dtype=np.float32)
 
 
-def executor(one: Program) -> CpuExecutor:
+def executor(one: form.Program) -> CpuExecutor:
     found = CpuExecutor(one, [X.copy().view(np.uint8)], {})
     found.init()
     return found
@@ -110,23 +98,23 @@ def test_a_view_takes_no_memory_of_its_own() -> None:
 
 
 def test_op_nodes_run_by_torch_and_initialise_their_results() -> None:
-    uses = (TensorUse(tensor=0), TensorUse(tensor=0))
-    nodes = (Op(name="aten.add.Tensor", arguments=uses, results=(2,)), launch(256, source=2))
+    uses = (form.TensorUse(tensor=0), form.TensorUse(tensor=0))
+    nodes = (form.Op(name="aten.add.Tensor", arguments=uses, results=(2,)), launch(256, source=2))
     one = executor(program(*nodes, num_temporaries=1))
     assert one.forward().faults == []
     assert np.array_equal(one.tensors.read(1).view(np.float32), 2 * X)
 
 
 def test_an_operation_beyond_the_table_is_refused() -> None:
-    node = Op(name="aten.from_file.default", arguments=("/etc/passwd",), results=(2,))
+    node = form.Op(name="aten.from_file.default", arguments=("/etc/passwd",), results=(2,))
     with pytest.raises(ExecutionFailed, match="not allowed"):
         executor(program(node, num_temporaries=1)).forward()
 
 
 def test_a_value_that_differs_from_its_answer_ends_the_call() -> None:
-    uses = (TensorUse(tensor=0),)
-    total = Op(name="aten.sum.default", arguments=uses, results=(2,))
-    one = program(total, Value(tensor=2, answer=1.0, line=9), num_temporaries=1)
+    uses = (form.TensorUse(tensor=0),)
+    total = form.Op(name="aten.sum.default", arguments=uses, results=(2,))
+    one = program(total, form.Value(tensor=2, answer=1.0, line=9), num_temporaries=1)
     scalar = replace(one.tensors[2], shape=(), strides=())
     with pytest.raises(ExecutionFailed, match="program was made for") as caught:
         executor(replace(one, tensors=(*one.tensors[:2], scalar))).forward()
@@ -181,7 +169,9 @@ def test_every_alternative_of_a_choice_runs_in_as_many_turns() -> None:
 
 def test_the_init_of_a_program_with_choices_in_it_runs_in_each_turn() -> None:
     nodes = tuple(launch(256, target=2) for _ in range(2))
-    choice = Choice(alternatives=tuple(Alternative(label="", nodes=(one,)) for one in nodes))
+    choice = form.Choice(
+        alternatives=tuple(form.Alternative(label="", nodes=(one,)) for one in nodes)
+    )
     assert executor(program(launch(256), init=(choice,), num_temporaries=1)).reruns_init
     assert not executor(program(launch(256))).reruns_init
 
@@ -189,7 +179,7 @@ def test_the_init_of_a_program_with_choices_in_it_runs_in_each_turn() -> None:
 def test_an_init_that_writes_to_a_parameter_runs_before_each_call() -> None:
     made = program(launch(256, source=2), init=(launch(256, target=2),), num_temporaries=1)
     storages = list(made.storages)
-    storages[2] = Storage(num_bytes=1024, origin=Origin.PARAMETER, name="w")
+    storages[2] = form.Storage(num_bytes=1024, origin=form.Origin.PARAMETER, name="w")
     weights = np.zeros(1024, np.uint8)
     one = CpuExecutor(replace(made, storages=tuple(storages)), [X.view(np.uint8)], {"w": weights})
     one.init()
@@ -219,7 +209,9 @@ def test_an_atomic_on_uninitialised_memory_counts_if_the_output_depends_on_it() 
 
 
 def test_an_operation_on_uninitialised_memory_counts_if_the_output_depends_on_it() -> None:
-    clone = Op(name="aten.clone.default", arguments=(TensorUse(tensor=2),), results=(3,), line=9)
+    clone = form.Op(
+        name="aten.clone.default", arguments=(form.TensorUse(tensor=2),), results=(3,), line=9
+    )
     read = program(clone, launch(256, source=3), num_temporaries=2)
     (fault,) = executor(read).forward().faults
     assert (fault.kind, fault.line) == ("uninitialised", 9)
@@ -230,7 +222,7 @@ def test_an_uninitialised_read_of_init_counts_if_an_output_depends_on_it() -> No
     made = program(
         launch(256, source=3), init=(launch(256, source=2, target=3),), num_temporaries=2
     )
-    of_init = [replace(one, section=Section.INIT) for one in made.storages[2:]]
+    of_init = [replace(one, section=form.Section.INIT) for one in made.storages[2:]]
     one = executor(replace(made, storages=(*made.storages[:2], *of_init)))
     for _ in range(2):
         assert [fault.kind for fault in one.forward().faults] == ["uninitialised"]
@@ -258,13 +250,15 @@ module {
 """Copies an element, unless the memory behind `s` holds that of an earlier call."""
 
 
-@pytest.mark.parametrize("section", Section)
-def test_a_kernel_that_keeps_a_result_in_memory_without_content_is_seen(section: Section) -> None:
+@pytest.mark.parametrize("section", form.Section)
+def test_a_kernel_that_keeps_a_result_in_memory_without_content_is_seen(
+    section: form.Section,
+) -> None:
     kinds = dict.fromkeys("xys", "*fp32")
-    parameters = tuple(Parameter(name=name, type=kind) for name, kind in kinds.items())
+    parameters = tuple(form.Parameter(name=name, type=kind) for name, kind in kinds.items())
     keep = replace(copy_kernel(), name="keep", ttir=KEEP, parameters=parameters, lines=())
-    uses = tuple(TensorUse(tensor=number) for number in range(3))
-    node = Launch(kernel=0, grid=(1, 1, 1), arguments=uses)
+    uses = tuple(form.TensorUse(tensor=number) for number in range(3))
+    node = form.Launch(kernel=0, grid=(1, 1, 1), arguments=uses)
     made = program(node, num_temporaries=1, size=2)
     storages = (*made.storages[:2], replace(made.storages[2], section=section))
     outputs = [replace(made.tensors[1], shape=(1,), strides=(1,))]
