@@ -154,15 +154,3 @@ def test_a_lock_needs_no_more_than_two_instances_at_once() -> None:
     locks, counts = np.zeros(4, np.int32), np.zeros(4, np.int32)
     run(text("locked_sum"), 40, x, out, locks, counts, 100, name="red", num_resident=2)
     assert (out == 10).all()
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["%n = tt.bitcast %x : !tt.ptr<f32> -> i64", "%n = arith.cmpi ult, %x, %y : !tt.ptr<f32>"],
-)
-def test_an_address_is_no_number(line: str) -> None:
-    """Triton's verifier refuses both; text of a child that was taken over may have them."""
-    source = f"tt.func public @k(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>) {{\n{line}\ntt.return\n}}"
-    x = np.zeros(4, np.float32)
-    with pytest.raises(Unsupported, match="of an address"):
-        run(f"module {{\n{source}\n}}", 1, x, x)

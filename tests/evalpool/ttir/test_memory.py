@@ -195,13 +195,13 @@ def test_the_reversed_order_gives_another_winner() -> None:
 LANES = kernel(
     "%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %divisor: i32",
     """
-    %i = tt.make_range {end = 8 : i32, start = 0 : i32} : tensor<8xi32>
+    %l = tt.make_range {end = 8 : i32, start = 0 : i32} : tensor<8xi32>
     %d = tt.splat %divisor : i32 -> tensor<8xi32>
-    %j = arith.divsi %i, %d : tensor<8xi32>
+    %j = arith.divsi %l, %d : tensor<8xi32>
     %size = arith.constant 8 : i32
     %start = arith.muli %pid, %size : i32
     %starts = tt.splat %start : i32 -> tensor<8xi32>
-    %from = arith.addi %starts, %i : tensor<8xi32>
+    %from = arith.addi %starts, %l : tensor<8xi32>
     %to = arith.addi %starts, %j : tensor<8xi32>
     %xs = tt.splat %x : !tt.ptr<f32> -> tensor<8x!tt.ptr<f32>>
     %ys = tt.splat %y : !tt.ptr<f32> -> tensor<8x!tt.ptr<f32>>

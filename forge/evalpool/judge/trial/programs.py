@@ -43,16 +43,9 @@ from forge.evalpool.judge.trial.trial import (
     OpenSide,
     Phases,
 )
+from forge.evalpool.judge.ttir import verify
 from forge.evalpool.judge.ttir.parse import InvalidModule, malformed, parse
 from forge.evalpool.judge.ttir.tree import Module
-from forge.evalpool.judge.ttir.verify import (
-    Lookups,
-    Use,
-    lookups_of,
-    operations_of,
-    uses_of,
-    verify,
-)
 from forge.evalpool.judge.wide.patterns import VALUE, about
 from forge.records.reason import Reason, Status
 from forge.records.verdict import LaunchFacts
@@ -66,7 +59,7 @@ MAX_MODULES = 2
 MAX_KEPT_CHARACTERS = 64 << 10
 """Longest text that is remembered; a candidate may send megabytes."""
 
-Text: TypeAlias = "tuple[tuple[Access, ...], Lookups]"
+Text: TypeAlias = "tuple[tuple[Access, ...], verify.Lookups]"
 """Access of a kernel to the memory behind each of its parameters, and its lookups."""
 
 
@@ -83,10 +76,10 @@ def num_launches(program: Program) -> int:
 def store_line(program: Program, output: int) -> int:
     """The source line of the only store to an output; 0 where there are several, or none."""
 
-    def uses(node: Launch) -> Sequence[Use | None]:
+    def uses(node: Launch) -> Sequence[verify.Use | None]:
         kernel = program.kernels[node.kernel]
         is_kept = len(kernel.ttir) <= MAX_KEPT_CHARACTERS
-        return uses_of(_kept_module(kernel.ttir), kernel.name) if is_kept else ()
+        return verify.uses_of(_kept_module(kernel.ttir), kernel.name) if is_kept else ()
 
     try:
         return line_of(stores_to(program, output, uses))
@@ -106,9 +99,9 @@ def operation_line(program: Program, names: Collection[str], place: int) -> int:
         except InvalidModule:
             return 0
         for function in functions:
-            made = {value: o for o in operations_of(function) for value in o.results}
-            stores = [o for o in operations_of(function) if o.name == "tt.store"]
-            chosen = [o for o in operations_of(function) if o.name in names]
+            made = {value: o for o in verify.operations_of(function) for value in o.results}
+            stores = [o for o in verify.operations_of(function) if o.name == "tt.store"]
+            chosen = [o for o in verify.operations_of(function) if o.name in names]
             if names == VALUE:
                 chosen = [made[o.operands[1]] for o in stores if o.operands[1] in made]
             found |= {kernel.lines[o.index] for o in chosen if o.index < len(kernel.lines)}
@@ -169,14 +162,14 @@ def _read_text(ttir: str, name: str) -> Text:
     with malformed():
         if name not in module.functions:
             raise InvalidModule("no function of this name")
-        uses = uses_of(module, name)
-        return tuple(_access(use) for use in uses), lookups_of(module, name)
+        uses = verify.uses_of(module, name)
+        return tuple(_access(use) for use in uses), verify.lookups_of(module, name)
 
 
 def _module(ttir: str) -> Module:
     with malformed():
         module = parse(ttir)
-        verify(module)
+        verify.verify(module)
         return module
 
 
@@ -184,7 +177,7 @@ _kept_text = lru_cache(maxsize=MAX_KERNELS)(_read_text)
 _kept_module = lru_cache(maxsize=MAX_MODULES)(_module)
 
 
-def _access(use: Use | None) -> Access:
+def _access(use: verify.Use | None) -> Access:
     is_read, is_written = (use.is_read, use.is_written) if use else (False, False)
     return (Access.READ if is_read else Access.NONE) | (Access.WRITE if is_written else Access.NONE)
 

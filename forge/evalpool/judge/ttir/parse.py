@@ -17,8 +17,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from forge.evalpool.judge.program.dialect import ATTRIBUTES, OPERATIONS
 from forge.evalpool.judge.program.limits import MAX_OPERATIONS
 from forge.evalpool.judge.ttir import tree
+from forge.evalpool.judge.ttir.rules import EXTERN_FORMS, FORMS, Form
 from forge.evalpool.judge.ttir.values import DTYPES, decode, memory_dtype
 
 DenseLiteral: TypeAlias = str | list[str]
@@ -73,9 +75,11 @@ def malformed() -> Generator[None]:
 
 
 MAX_TEXT_BYTES = 8 << 20
-MAX_BLOCKS = 10_000
+MAX_BLOCKS = 1000
 """Basic blocks of a module; Triton makes a handful."""
 MAX_OPERANDS = 1024
+MAX_SHOWN = 200
+"""Characters of types in a message."""
 PACK = re.compile(r"%([\w$.\-]+)(?::(\d+))?")
 WORDS = {
     **dict.fromkeys(("arith.cmpi", "arith.cmpf"), "predicate"),
@@ -83,6 +87,7 @@ WORDS = {
     **dict.fromkeys(("tt.atomic_rmw", "tt.descriptor_reduce"), "operation"),
 }
 """Name of the attribute that the pretty form prints as its first bare word."""
+PATTERNS = {name: re.compile(rf"(?:{one})(?![\w.])") for name, one in ATTRIBUTES.items()}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,9 +133,9 @@ class Parser:
         """Type of each value of the current function, by its number."""
         self.names: dict[str, tuple[int, ...]] = {}
         """Values in scope by name; several for a pack (`%14:2`)."""
-        self.hidden: list[tuple[str, tuple[int, ...] | None]] = []
-        """Names that were defined, in order, with their values before: a copy of `names` for each
-        region would cost as much as the function has names."""
+        self.defined: list[str] = []
+        """Names in scope, in order: a copy of `names` for each region would cost as much as the
+        function has names."""
 
     # --- tokens
 
@@ -294,8 +299,8 @@ class Parser:
         if self.accept(","):
             raise self.error("tensors of TTIR have no encoding")
         self.expect(">")
-        if len(shape) > MAX_RANK or int(np.prod(shape, dtype=object)) > MAX_ELEMENTS:
-            raise self.error(f"tensor of shape {tuple(shape)} is too large")
+        if not shape or len(shape) > MAX_RANK or int(np.prod(shape, dtype=object)) > MAX_ELEMENTS:
+            raise self.error(f"tensor of shape {tuple(shape)} is too large, or a scalar")
         if any(size < 1 or size & (size - 1) for size in shape):
             raise self.error(f"tensor of shape {tuple(shape)}: sizes are powers of two")
         return tree.Block(tuple(shape), element)
@@ -307,9 +312,17 @@ class Parser:
         self.expect("{")
         for _ in self.items("}"):
             name = self.string() if self.peek('"') else self.word()
-            found[name] = self.attribute() if self.accept("=") else True
+            found[name] = self.named_attribute(name) if self.accept("=") else True
         self.leave()
         return found
+
+    def named_attribute(self, name: str) -> tree.Attribute:
+        """The value of an attribute, behind its `=`."""
+        self.skip()
+        pattern = PATTERNS.get(name)
+        if pattern is not None and not pattern.match(self.text, self.position):
+            raise self.error(f"{name} is not {ATTRIBUTES[name]}")
+        return self.attribute()
 
     def attribute(self) -> tree.Attribute:
         """An attribute's value. Types behind a number are read and dropped, but for floats."""
@@ -349,8 +362,8 @@ class Parser:
             return self._list(">")
         if word == "dense":
             literal = self.dense()
-            if self.accept(":"):
-                self.type()
+            self.expect(":")
+            self._dense(literal, self.type())
             return literal
         if word == "tensor" or word in SCALARS:
             self.position = start
@@ -366,10 +379,14 @@ class Parser:
         name = self.word()
         if not self.accept("<"):
             return name
+        if name != "tt.cache_policy":
+            raise self.error(f"attribute #{name}")
         found: dict[str, tree.Attribute] = {}
         for _ in self.items(">"):
             key = self.word()
-            found[key] = self.attribute() if self.accept("=") else True
+            if not self.accept("=") or key not in PATTERNS:
+                raise self.error(f"{key} of #{name}")
+            found[key] = self.named_attribute(key)
         return found
 
     def _number(self) -> tree.Attribute:
@@ -381,8 +398,10 @@ class Parser:
 
     def literal(self, text: str, kind: tree.Scalar) -> int | float | bool:
         """The value of a literal of a type; hexadecimal floats are their bits."""
-        if kind.is_float and not text.lstrip("-").startswith("0x"):
+        if kind.is_float and "." in text:
             return float(text)
+        if kind == tree.BOOL and text in ("true", "false"):
+            return text == "true"
         try:
             number = int(text, 0)
         except ValueError:
@@ -390,13 +409,15 @@ class Parser:
         if kind.is_float:
             if kind.name not in DTYPES:
                 raise self.error(f"bits of {kind} need a card")
-            raw = np.array([number & ((1 << kind.bits) - 1)], f"u{kind.num_bytes}")
+            if not text.startswith("0x") or number >> kind.bits:
+                raise self.error(f"{text} is no {kind}")
+            raw = np.array([number], f"u{kind.num_bytes}")
             return float(decode(raw.view(memory_dtype(kind)), kind)[0])
-        if not -(1 << 63) <= number < 1 << 64:
+        half = 1 << (kind.bits - 1)
+        if not -half <= number < 2 * half:
             raise self.error(f"{text} does not fit {kind}")
         if kind.name == "i1":
             return bool(number & 1)
-        half = 1 << (kind.bits - 1)
         return ((number + half) & (2 * half - 1)) - half
 
     def dense(self) -> DenseLiteral:
@@ -416,9 +437,8 @@ class Parser:
             return items
         if self.peek('"'):
             return [self.string()]
-        words = {"true": "1", "false": "0"}
-        word = next((one for one in words if self.accept_word(one)), "")
-        return [words[word] if word else self.match(NUMBER, "a number")[0]]
+        word = next((one for one in ("true", "false") if self.accept_word(one)), "")
+        return [word or self.match(NUMBER, "a number")[0]]
 
     # --- modules and functions
 
@@ -452,7 +472,7 @@ class Parser:
             self.position = len(self.text) if end < 0 else end
 
     def _function(self) -> tree.Function:
-        self.types, self.names, self.hidden = [], {}, []
+        self.types, self.names, self.defined = [], {}, []
         self.skip()
         line = self.line
         self.expect("tt.func")
@@ -477,7 +497,7 @@ class Parser:
             arguments=tuple(self.types[one] for one in arguments),
             results=tuple(results),
             body=body,
-            num_values=len(self.types),
+            types=tuple(self.types),
             line=line,
         )
 
@@ -492,21 +512,18 @@ class Parser:
 
     def _define(self, name: str, types: list[tree.Type]) -> tuple[int, ...]:
         """Numbers of new values, one for each type, that a name stands for."""
+        if name in self.names:
+            raise self.error(f"%{name} is defined twice")
         first = len(self.types)
         self.types.extend(types)
-        values = tuple(range(first, first + len(types)))
-        self.hidden.append((name, self.names.get(name)))
-        self.names[name] = values
-        return values
+        self.defined.append(name)
+        self.names[name] = tuple(range(first, first + len(types)))
+        return self.names[name]
 
     def _leave_scope(self, start: int) -> None:
-        """Undoes the definitions since `hidden` had this length."""
-        while len(self.hidden) > start:
-            name, before = self.hidden.pop()
-            if before is None:
-                del self.names[name]
-            else:
-                self.names[name] = before
+        """Undoes the definitions since `defined` had this length."""
+        while len(self.defined) > start:
+            del self.names[self.defined.pop()]
 
     def _typed(self, what: str) -> int:
         """`%a: T`, a new value."""
@@ -534,18 +551,12 @@ class Parser:
                 self.attributes()
         return found
 
-    def operand_type(self, draft: Draft, place: int) -> tree.Type:
-        """Type of an operand. Raises InvalidModule where there is none."""
-        if not -1 <= place < len(draft.operands) or not draft.operands:
-            raise self.error(f"{draft.name} has too few operands")
-        return self.types[draft.operands[place]]
-
     # --- regions and operations
 
     def region(self, arguments: Sequence[int] = ()) -> tree.Region:
-        """`{ ... }`; `arguments` belong to the entry block. A name in it hides one outside."""
+        """`{ ... }`; `arguments` belong to the entry block."""
         self.enter()
-        start = len(self.hidden)
+        start = len(self.defined)
         self.expect("{")
         labels: dict[str, int] = {}
         pending: list[tuple[list[int], list[Draft]]] = []
@@ -608,6 +619,8 @@ class Parser:
         packs = self._packs()
         is_generic = self.peek('"')
         name = self.string() if is_generic else self.word()
+        if name not in OPERATIONS:
+            raise self.error(f"{name} is not allowed")
         draft = Draft(name=name, line=line, index=self._count())
         read = Parser._generic if is_generic else CUSTOM.get(name, Parser._pretty)
         results = read(self, draft)
@@ -644,31 +657,48 @@ class Parser:
             draft.attributes.update(self.attributes())
         self.expect(":")
         self._printed_types(draft)
-        return draft.right or []
+        return self._result_types(draft, is_generic=True)
 
     def _pretty(self, draft: Draft) -> list[tree.Type]:
         self._head(draft)
-        if draft.name in WORDS and draft.words:
+        _, pattern = OPERATIONS[draft.name]
+        if not re.fullmatch(pattern, " ".join(draft.words)):
+            raise self.error(f"{draft.name} has words that are not {pattern or 'there'}")
+        if draft.name in WORDS:
             draft.attributes[WORDS[draft.name]] = draft.words.pop(0)
         draft.attributes.update(dict.fromkeys(draft.words, True))
         if self.accept(":"):
             self._printed_types(draft)
         return self._result_types(draft)
 
-    def _result_types(self, draft: Draft) -> list[tree.Type]:
-        if draft.right is not None:
-            # tt.split prints the type of one of its two results.
-            return draft.right * 2 if draft.name == "tt.split" else draft.right
-        rule = RESULTS.get(draft.name)
-        if rule is not None:
-            return rule(self, draft)
-        if not draft.left:
-            return []
-        # The type of all operands, which is the result's too, or one type for each of them.
-        types = {self.types[one] for one in draft.operands}
-        if len(set(draft.left)) != 1 or types != set(draft.left):
-            raise self.error(f"{draft.name}: types do not fit its operands")
-        return [draft.left[0]]
+    def _result_types(self, draft: Draft, *, is_generic: bool = False) -> list[tree.Type]:
+        """Types of results, printed or inferred. Raises InvalidModule where printed types are not
+        those of the operands, or do not fit the operation."""
+        name, given = draft.name, [self.types[one] for one in draft.operands]
+        forms = FORMS.get(name)
+        if name == "tt.extern_elementwise":
+            forms = EXTERN_FORMS.get(str(draft.attributes.get("symbol")), list[Form]())
+        if forms is None:
+            results = self._printed_results(draft)
+            printed = given if is_generic or name not in PRINTED else PRINTED[name](given)
+            if draft.left == printed:
+                return results
+        for form in forms or ():
+            is_inferred = form.mark == "=>" and not is_generic
+            if len(form.operands) != len(given) or is_inferred != (draft.right is None):
+                continue
+            results = form.inferred(given) if draft.right is None else draft.right
+            printed = form.printed(given) if is_inferred else given
+            if draft.left == printed and form.fits(given, results):
+                return results
+        shown = ", ".join(map(str, (*given, "->", *(draft.right or ()))))
+        raise self.error(f"{name}: types do not fit: {shown[:MAX_SHOWN]}")
+
+    def _printed_results(self, draft: Draft) -> list[tree.Type]:
+        if draft.right is None and draft.name in PRINTED_LAST and draft.left:
+            return [draft.left.pop()]
+        # tt.split prints the type of one of its two results.
+        return (draft.right or []) * (2 if draft.name == "tt.split" else 1)
 
     # --- heads and their types
 
@@ -705,13 +735,13 @@ class Parser:
                 self._head_word(draft)
 
     def _head_word(self, draft: Draft) -> None:
-        if self.peek("@"):
+        if self.peek("@") and draft.name == "tt.call":
             draft.attributes["callee"] = self.symbol()
             return
         word = self.word()
         if self.peek_in_line("="):
             self.expect("=")
-            draft.attributes[word] = self.attribute()
+            draft.attributes[word] = self.named_attribute(word)
         elif self.peek_in_line("<"):
             end = self.text.find(">", self.position)
             draft.attributes[word] = self.text[self.position + 1 : end]
@@ -745,6 +775,8 @@ class Parser:
             if self.peek_in_line("->") or self.peek_in_line("to "):
                 self.position += 2
                 side = draft.right = []
+                if (self.text[self.position - 1] == "o") != draft.name.startswith("arith."):
+                    raise self.error("`to` stands in casts of arith, `->` elsewhere")
             elif self.peek_in_line(",") or self.peek_in_line("*"):
                 self.position += 1
             else:
@@ -757,8 +789,6 @@ class Parser:
         if self.peek("{"):
             self.attributes()
         if (is_true := self.accept_word("true")) or self.accept_word("false"):
-            if self.accept(":"):
-                self.type()
             draft.attributes["value"] = is_true
             return [tree.BOOL]
         if self.accept_word("dense"):
@@ -820,7 +850,7 @@ class Parser:
         return names, values
 
     def _enter_region(self, draft: Draft, names: list[str], types: list[tree.Type]) -> None:
-        start = len(self.hidden)
+        start = len(self.defined)
         pairs = zip(names, types, strict=True)
         arguments = [self._define(name, [kind])[0] for name, kind in pairs]
         draft.regions.append(self.region(arguments))
@@ -870,12 +900,9 @@ class Parser:
         label = self.match(LABEL, "a block")[1]
         values: list[int] = []
         if self.peek_in_line("(") and self.accept("("):
-            while not self.accept(":"):
-                values.append(self._value())
-                if not self.peek(":"):
-                    self.expect(",")
-            for _ in self.items(")"):
-                self.type()
+            values += (self._value() for _ in self.items(":"))
+            if [self.types[one] for one in values] != [self.type() for _ in self.items(")")]:
+                raise self.error(f"types do not fit what {label} gets")
         return label, values
 
 
@@ -894,44 +921,21 @@ CUSTOM: dict[str, Callable[[Parser, Draft], list[tree.Type]]] = {
 }
 
 
-def _printed_last(parser: Parser, draft: Draft) -> list[tree.Type]:
-    if not draft.left:
-        raise parser.error(f"{draft.name} prints no type")
-    return [draft.left[-1]]
-
-
-def _compared(parser: Parser, draft: Draft) -> list[tree.Type]:
-    kind = parser.operand_type(draft, 0)
-    return [tree.Block(kind.shape, tree.BOOL) if isinstance(kind, tree.Block) else tree.BOOL]
-
-
-def _loaded(parser: Parser, draft: Draft) -> list[tree.Type]:
-    kind = parser.operand_type(draft, 0)
-    element = tree.element_of(kind)
-    if not isinstance(element, tree.Pointer):
-        raise parser.error(f"{draft.name} needs a pointer, not {kind}")
-    if isinstance(kind, tree.Block) and isinstance(element.pointee, (tree.Scalar, tree.Pointer)):
-        return [tree.Block(kind.shape, element.pointee)]
-    return [element.pointee]
-
-
-_PRINTED_LAST = (
+PRINTED_LAST = (
     *("tt.get_program_id", "tt.get_num_programs", "tt.make_range", "tt.make_tensor_descriptor"),
     *("tt.make_tensor_ptr", "ub.poison"),
 )
-_WITHOUT = (
-    *("tt.store", "tt.descriptor_store", "tt.descriptor_reduce", "tt.descriptor_scatter"),
-    *("tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
-    *("scf.yield", "scf.condition", "tt.print", "tt.assert", "cf.assert", "tt.atomic_store"),
-    *("ttg.barrier", "gpu.barrier", "llvm.intr.assume"),
-)
-RESULTS: dict[str, Callable[[Parser, Draft], list[tree.Type]]] = {
-    "arith.cmpi": _compared,
-    "arith.cmpf": _compared,
-    "arith.select": lambda parser, draft: [parser.operand_type(draft, -1)],
-    "tt.addptr": lambda parser, draft: [parser.operand_type(draft, 0)],
-    "tt.load": _loaded,
-    **dict.fromkeys(_PRINTED_LAST, _printed_last),
-    **dict.fromkeys(_WITHOUT, lambda parser, draft: []),
+"""Operations that print the type of their result behind those of their operands."""
+PRINTED: dict[str, Callable[[list[tree.Type]], list[tree.Type]]] = {
+    **dict.fromkeys(
+        ("tt.cat", "tt.join", "tt.histogram", "tt.descriptor_load", "tt.make_tensor_descriptor"),
+        lambda given: given[:1],
+    ),
+    **dict.fromkeys(
+        ("tt.descriptor_store", "tt.descriptor_reduce"), lambda given: [given[0], given[-1]]
+    ),
+    "tt.dot": lambda given: given[:2],
+    "tt.dot_scaled": lambda given: given[:-1],
+    "scf.condition": lambda given: given[1:],
 }
-"""Rules for result types that are not printed behind an arrow."""
+"""Operand types that are printed, where not all are."""

@@ -14,7 +14,7 @@ each element.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import prod
@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from forge.evalpool.judge.ttir import tree
+from forge.evalpool.judge.ttir import tree, verify
 from forge.evalpool.judge.ttir.decisions import Decision, Decisions
 from forge.evalpool.judge.ttir.memory.access import may_synchronise, pass_barrier
 from forge.evalpool.judge.ttir.memory.storages import Group
@@ -38,7 +38,6 @@ from forge.evalpool.judge.ttir.values import (
     scalar_of,
     take,
 )
-from forge.evalpool.judge.ttir.verify import Use, operations_in, operations_of, uses_of, verify
 
 Environment: TypeAlias = list[Any]
 """Value of each SSA number: an array, a descriptor, or None."""
@@ -52,12 +51,6 @@ PLANS = 64
 SPINS = frozenset({"tt.atomic_cas", "tt.atomic_rmw", "tt.atomic_load", "tt.atomic_poll"})
 IGNORED = frozenset({"tt.print", "gpu.barrier", "ttg.barrier"})
 """Operations without an effect on values. Instances have no threads that a barrier could order."""
-TERMINATORS = frozenset(
-    {
-        *("tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
-        *("scf.yield", "scf.condition", "cf.br", "cf.cond_br", "cf.switch", "ub.unreachable"),
-    }
-)
 
 
 @dataclass(slots=True)
@@ -98,14 +91,14 @@ class ModulePlan:
     """In the order of the text."""
     ordering: tree.Operation | None = None
     """First atomic operation whose result is used: instances may order themselves by it."""
-    _uses: dict[str, tuple[Use | None, ...]] = field(
-        default_factory=dict[str, "tuple[Use | None, ...]"]
+    _uses: dict[str, tuple[verify.Use | None, ...]] = field(
+        default_factory=dict[str, "tuple[verify.Use | None, ...]"]
     )
 
-    def uses(self, name: str) -> tuple[Use | None, ...]:
+    def uses(self, name: str) -> tuple[verify.Use | None, ...]:
         """How a kernel accesses memory through each argument (`verify.uses_of`)."""
         if name not in self._uses:
-            self._uses[name] = uses_of(self.module, name)
+            self._uses[name] = verify.uses_of(self.module, name)
         return self._uses[name]
 
 
@@ -119,7 +112,7 @@ def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
     """
     with malformed():
         module = parse(text)
-        verify(module)
+        verify.verify(module)
         plan = ModulePlan(module, is_exact=is_exact)
         for function in module.functions.values():
             plan.functions[function.name] = FunctionPlan(function)
@@ -133,15 +126,15 @@ class Planner:
     def __init__(self, module: ModulePlan, plan: FunctionPlan) -> None:
         self.module = module
         self.plan = plan
-        plan.template = [None] * plan.function.num_values
-        self.used = _read(operations_of(plan.function))
+        plan.template = [None] * len(plan.function.types)
+        self.used = verify.values_read(verify.operations_of(plan.function))
         """Values that some operation reads."""
         self.decisions = Decisions(module.module, plan.function)
 
     def block(self, block: tree.BasicBlock, *, frees: bool = True) -> BlockPlan:
         """The plan of a block; `frees`: its values are read in this block only."""
         operations = block.operations
-        has_end = bool(operations) and operations[-1].name in TERMINATORS
+        has_end = bool(operations) and operations[-1].name in verify.TERMINATORS
         planned = BlockPlan(block.arguments, operations[-1] if has_end else None)
         decided = {one.index: self.decisions.of(one, block) for one in operations}
         last = _last_uses(block, decided) if frees else {}
@@ -176,16 +169,6 @@ class Planner:
         is_read = not self.used.isdisjoint(operation.results)
         if operation.name in SPINS and is_read and self.module.ordering is None:
             self.module.ordering = operation
-        # Triton's verifier has no text whose numbers say something of an address.
-        pointers = [
-            isinstance(tree.element_of(one), tree.Pointer) for one in operation.types.operands[:1]
-        ]
-        is_number = operation.name == "arith.cmpi" or (
-            operation.name == "tt.bitcast"
-            and not isinstance(tree.element_of(operation.types.results[0]), tree.Pointer)
-        )
-        if is_number and any(pointers):
-            raise Unsupported(f"line {operation.line}: {operation.name} of an address")
 
 
 def _step(operation: tree.Operation, planner: Planner) -> Step:
@@ -218,23 +201,14 @@ def _exact(operation: tree.Operation) -> tree.Operation:
     return replace(operation, attributes={**operation.attributes, "inputPrecision": "ieee"})
 
 
-def _read(operations: Iterable[tree.Operation]) -> frozenset[int]:
-    found: set[int] = set()
-    for operation in operations:
-        found.update(operation.operands)
-        for jump in operation.jumps:
-            found.update(jump.arguments)
-    return frozenset(found)
-
-
 def captured(operation: tree.Operation) -> list[int]:
     """Values from outside that an operation's regions read."""
     if not operation.regions:
         return []
-    inner = [*operations_in(*operation.regions)]
+    inner = [*verify.operations_in(*operation.regions)]
     blocks = [b for one in (operation, *inner) for region in one.regions for b in region.blocks]
     inside = {value for one in inner for value in one.results}
-    return sorted(_read(inner) - inside.union(*(block.arguments for block in blocks)))
+    return sorted(verify.values_read(inner) - inside.union(*(block.arguments for block in blocks)))
 
 
 def _last_uses(
@@ -262,7 +236,7 @@ def _waits(operation: tree.Operation) -> bool:
     """True if a loop polls memory: atomics or volatile loads of a `while`, compare-and-swap."""
     return any(
         operation.name == "scf.while" or one.name == "tt.atomic_cas"
-        for one in operations_in(*operation.regions)
+        for one in verify.operations_in(*operation.regions)
         if one.name in SPINS or one.attributes.get("isVolatile")
     )
 

@@ -33,12 +33,9 @@ def compute_of(operation: tree.Operation, used: frozenset[int]) -> Compute:
         return FUNCTIONS[name](operation)
     if name.startswith("tt.atomic_"):
         return _atomic(operation, used)
-    kinds = (*operation.types.operands, *operation.types.results)
-    has_pointers = any(isinstance(tree.element_of(kind), tree.Pointer) for kind in kinds)
-    if has_pointers and name == "tt.bitcast":
+    kinds = operation.types.operands
+    if name == "tt.bitcast" and isinstance(tree.element_of(kinds[0]), tree.Pointer):
         return _plain(lambda address: address)
-    if has_pointers and name != "arith.select":
-        raise Unsupported(f"line {operation.line}: {name} of pointers")
     return _on_arrays(operation)
 
 
@@ -292,7 +289,7 @@ class TensorDescriptor:
 def _described(operation: tree.Operation) -> Compute:
     rank = (len(operation.operands) - 1) // 2
     is_nan = "nan" in str(operation.attributes.get("padding", "")).lower()
-    size = scalar_of(_block_of(operation.types.results[0])).num_bytes
+    size = scalar_of(operation.types.results[0]).num_bytes
 
     def describe(_group: Group, base: Array, *given: Array) -> TensorDescriptor:
         numbers = [one.astype(np.int64) for one in given]
@@ -374,13 +371,9 @@ def _block_shape(operation: tree.Operation, kind: tree.Type) -> tuple[int, ...]:
     """Shape of the window: the descriptor's block, or the rows of a gather or scatter."""
     if operation.name in ("tt.descriptor_gather", "tt.descriptor_scatter"):
         return tree.shape_of(kind)
-    return _block_of(operation.types.operands[0]).shape
-
-
-def _block_of(kind: tree.Type) -> tree.Block:
-    if not isinstance(kind, tree.Descriptor):
-        raise Unsupported(f"{kind} is no descriptor")
-    return kind.block
+    (described, *_) = operation.types.operands
+    assert isinstance(described, tree.Descriptor)
+    return described.block.shape
 
 
 FUNCTIONS: dict[str, Callable[[tree.Operation], Compute]] = {

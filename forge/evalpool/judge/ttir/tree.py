@@ -158,7 +158,8 @@ class Function:
     arguments: tuple[Type, ...]
     results: tuple[Type, ...]
     body: Region
-    num_values: int
+    types: tuple[Type, ...]
+    """Types of all values, by their numbers."""
     line: int
 
 

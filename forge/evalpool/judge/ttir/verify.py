@@ -13,15 +13,15 @@ answers that values of an input choose from: at an index, by a mask, or in a bra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import NamedTuple
 
 from forge.evalpool.judge.program.dataflow import Lookup, places_in, union_of
-from forge.evalpool.judge.program.dialect import OPERATIONS
 from forge.evalpool.judge.ttir import tree
-from forge.evalpool.judge.ttir.parse import InvalidModule
+from forge.evalpool.judge.ttir.parse import MAX_SHOWN, InvalidModule
+from forge.evalpool.judge.ttir.rules import REGIONS, RULES, Ends
 
 READS = frozenset(
     {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_load", "tt.atomic_poll"}
@@ -29,8 +29,14 @@ READS = frozenset(
 WRITES = frozenset({"tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.atomic_store"})
 ATOMICS = frozenset({"tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_reduce"})
 
-MAX_REGIONS, MAX_BLOCKS = 2, 64
-"""Regions of an operation other than a function, and blocks of one. Those of `scf` have one."""
+MAX_BLOCKS = 64
+"""Blocks of a region, but of a function. Those of `scf` have one."""
+TERMINATORS = frozenset(
+    {
+        *("tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
+        *("scf.yield", "scf.condition", "cf.br", "cf.cond_br", "cf.switch", "ub.unreachable"),
+    }
+)
 
 
 @dataclass(slots=True)
@@ -51,18 +57,62 @@ class Use:
 
 
 def verify(module: tree.Module) -> None:
-    """Raises InvalidModule where an operation is not of the closed list, or calls do not fit."""
+    """Raises InvalidModule where an operation is not of the closed list, or has other types or
+    regions than it may have."""
     for function in module.functions.values():
-        for operation in operations_of(function):
+        ends = Ends(function.arguments, "tt.return", function.results)
+        if words := _strange(module, function, function.body, ends):
+            raise InvalidModule(f"line {function.line}: {words}")
+
+
+def _strange(module: tree.Module, function: tree.Function, region: tree.Region, ends: Ends) -> str:
+    """The reason why a region is refused, if it is. Raises InvalidModule for one of an
+    operation."""
+    if _types(function, region.blocks[0].arguments) != tuple(ends.arguments):
+        return "a region does not take what it is given"
+    if len(region.blocks) > 1 and _reads_too_early(region.blocks):
+        return "a value is read where it may not be made yet"
+    for block in region.blocks:
+        for operation in block.operations:
             if words := _misfit(module, function, operation):
                 raise InvalidModule(f"line {operation.line}: {words}")
+        is_ended = [operation.name in TERMINATORS for operation in block.operations]
+        if any(is_ended[:-1]) or not (any(is_ended) or ends.is_implied):
+            return "a block of a region does not end where it should"
+        for end in block.operations[-1:]:
+            for jump in end.jumps:
+                target = region.blocks[jump.block].arguments
+                if not jump.block or _types(function, jump.arguments) != _types(function, target):
+                    return f"{end.name} does not fit the block that it goes to"
+            is_way = bool(end.jumps) or not is_ended[-1] or end.name == "ub.unreachable"
+            if not is_way and (end.name, end.types.operands) != (ends.name, tuple(ends.types)):
+                return f"{end.name} does not hand on what it should"
+    return ""
+
+
+def _reads_too_early(blocks: Sequence[tree.BasicBlock]) -> bool:
+    """True if a block reads a value of another one that control may have gone around."""
+    ends, around = [block.operations[-1] for block in blocks], dict[int, set[int]]()
+    home = dict[int, int]()
+    for number, block in enumerate(blocks):
+        home |= dict.fromkeys(block.arguments, number)
+        home |= {value: number for one in block.operations for value in one.results}
+        for value in values_read(operations_in(tree.Region(blocks=(block,)))):
+            other = home.get(value, number)
+            if other not in around:
+                around[other] = _reached(0, ends, without=other)
+            if other != number and number in around[other]:
+                return True
+    return False
+
+
+def _types(function: tree.Function, values: Sequence[int]) -> tuple[tree.Type, ...]:
+    return tuple(function.types[one] for one in values)
 
 
 def _misfit(module: tree.Module, function: tree.Function, operation: tree.Operation) -> str:
     """The reason why an operation of a function is refused, if it is."""
     name, kinds = operation.name, operation.types
-    if name not in OPERATIONS:
-        return f"{name} is not allowed"
     if name == "tt.call":
         callee = operation.attributes.get("callee")
         target = module.functions.get(callee) if isinstance(callee, str) else None
@@ -71,11 +121,19 @@ def _misfit(module: tree.Module, function: tree.Function, operation: tree.Operat
         if kinds.operands != target.arguments or kinds.results != target.results:
             return f"call of {callee} does not fit its types"
     # Each block of an operation may go on in each other one: their number counts twice.
-    sizes = [len(region.blocks) for region in operation.regions]
-    if len(sizes) > MAX_REGIONS or max(sizes, default=0) > MAX_BLOCKS:
-        return f"{name} has more than {MAX_REGIONS} regions of {MAX_BLOCKS} blocks"
-    is_return = name == "tt.return" and kinds.operands != function.results
-    return "returns other types than declared" if is_return else ""
+    most = 1 if name.startswith("scf.") else MAX_BLOCKS
+    if any(len(region.blocks) > most for region in operation.regions):
+        return f"{name} has more than {most} blocks"
+    types = kinds.operands, kinds.results
+    wanted = REGIONS[name](*types, operation) if name in REGIONS else []
+    is_typed = name not in RULES or RULES[name](*types, operation.attributes)
+    if not is_typed or [bool(wanted), len(wanted)] != [name in REGIONS, len(operation.regions)]:
+        shown = " ".join(map(str, (*kinds.operands, "->", *kinds.results)))
+        return f"types of {name} do not fit: {shown[:MAX_SHOWN]}"
+    for region, ends in zip(operation.regions, wanted, strict=True):
+        if words := _strange(module, function, region, ends):
+            return f"{name}: {words}"
+    return ""
 
 
 def operations_of(function: tree.Function) -> Iterator[tree.Operation]:
@@ -90,6 +148,15 @@ def operations_in(*regions: tree.Region) -> Iterator[tree.Operation]:
             for operation in block.operations:
                 yield operation
                 yield from operations_in(*operation.regions)
+
+
+def values_read(operations: Iterable[tree.Operation]) -> frozenset[int]:
+    found: set[int] = set()
+    for operation in operations:
+        found.update(operation.operands)
+        for jump in operation.jumps:
+            found.update(jump.arguments)
+    return frozenset(found)
 
 
 def uses_of(module: tree.Module, name: str) -> tuple[Use | None, ...]:
@@ -436,9 +503,9 @@ def _handed(end: tree.Operation) -> Sequence[int]:
     return end.operands[1:] if end.name == "scf.condition" else end.operands
 
 
-def _reached(start: int, ends: Sequence[tree.Operation]) -> set[int]:
-    """Blocks that control may reach from one, itself included."""
-    found, waiting = {start}, [start]
+def _reached(start: int, ends: Sequence[tree.Operation], *, without: int = -1) -> set[int]:
+    """Blocks that control may reach from one, itself included, other than by way of another."""
+    found, waiting = {start, without} - {-1}, [start] if start != without else []
     while waiting:
         for jump in ends[waiting.pop()].jumps:
             if jump.block not in found:
