@@ -11,16 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel.regions import Region, region_of
-from forge.evalpool.judge.program.format import (
-    ITEM_BYTES,
-    Descriptor,
-    Launch,
-    Op,
-    Origin,
-    Program,
-    Tensor,
-    TensorUse,
-)
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.walk import places
 from forge.evalpool.judge.ttir.memory.storages import Fault, FaultKind
 from forge.evalpool.judge.ttir.verify import Use
@@ -81,8 +72,8 @@ WORDS = {
 class Place:
     """A launch within its program."""
 
-    program: Program
-    node: Launch
+    program: form.Program
+    node: form.Launch
     number: int
     """Position among the launches of its section."""
 
@@ -111,17 +102,17 @@ def fault_report(fault: Fault, place: Place) -> FaultReport:
     return FaultReport(kind=str(fault.kind), message=message, line=line or place.node.line)
 
 
-def operation_report(node: Op) -> FaultReport:
+def operation_report(node: form.Op) -> FaultReport:
     """The report of an operation that reads what nothing has written."""
     words = f"{node.name} {WORDS[FaultKind.UNINITIALISED]}"
     return FaultReport(kind=str(FaultKind.UNINITIALISED), message=words, line=node.line)
 
 
 def unwritten_report(
-    program: Program,
+    program: form.Program,
     output: int,
     missing: NDArray[np.bool_],
-    uses: Callable[[Launch], Sequence[Use | None]],
+    uses: Callable[[form.Launch], Sequence[Use | None]],
 ) -> FaultReport:
     """The report of elements of an output that nothing wrote; arguments as of `stores_to`."""
     first = tuple(int(one) for one in np.unravel_index(int(np.argmax(missing)), missing.shape))
@@ -151,25 +142,25 @@ def _target(fault: Fault, place: Place) -> str:
     """The element that was accessed, by the argument that its address comes from."""
     program, kernel = place.program, place.program.kernels[place.node.kernel]
     for parameter, argument in zip(kernel.parameters, place.node.arguments, strict=False):
-        if not isinstance(argument, (TensorUse, Descriptor)):
+        if not isinstance(argument, (form.TensorUse, form.Descriptor)):
             continue
         one = program.tensors[argument.tensor]
         if one.storage == fault.storage:
-            element = fault.offset // ITEM_BYTES[one.dtype] - one.offset
+            element = fault.offset // form.ITEM_BYTES[one.dtype] - one.offset
             origin = _origin(program, one)
             return f"element {element} of {parameter.name} ({origin}, {_shape(one.shape)})"
     return "an address outside every tensor"
 
 
-def _origin(program: Program, one: Tensor) -> str:
+def _origin(program: form.Program, one: form.Tensor) -> str:
     storage = program.storages[one.storage]
-    if storage.origin is Origin.INPUT:
+    if storage.origin is form.Origin.INPUT:
         return f"input {storage.index}"
-    if storage.origin is Origin.PARAMETER:
+    if storage.origin is form.Origin.PARAMETER:
         return f"parameter {storage.name}"
     if any(program.tensors[number].storage == one.storage for number in program.outputs):
         return "output"
-    return "constant" if storage.origin is Origin.CONSTANT else "temporary"
+    return "constant" if storage.origin is form.Origin.CONSTANT else "temporary"
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -184,27 +175,27 @@ def _shape(shape: Sequence[int]) -> str:
 class Store:
     """A launch that stores to an output."""
 
-    launch: Launch
+    launch: form.Launch
     lines: tuple[int, ...]
     """Source lines of its stores."""
 
 
 def stores_to(
-    program: Program, output: int, uses: Callable[[Launch], Sequence[Use | None]]
+    program: form.Program, output: int, uses: Callable[[form.Launch], Sequence[Use | None]]
 ) -> list[Store]:
     """Launches that may store to the memory of an output, by its position among the program's;
     `uses` gives accesses of a launch's kernel by its arguments."""
     storage = program.tensors[program.outputs[output]].storage
     found: list[Store] = []
     for node in (placed.node for placed in places(program)):
-        if not isinstance(node, Launch):
+        if not isinstance(node, form.Launch):
             continue
         lines = program.kernels[node.kernel].lines
         writers = {
             index
             for one, use in zip(node.arguments, uses(node), strict=False)
             if use is not None
-            and isinstance(one, (TensorUse, Descriptor))
+            and isinstance(one, (form.TensorUse, form.Descriptor))
             and program.tensors[one.tensor].storage == storage
             for index in use.writers
         }

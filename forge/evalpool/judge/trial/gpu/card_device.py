@@ -29,16 +29,9 @@ from forge.evalpool.judge.driver.gpu_memory import Block, create_block
 from forge.evalpool.judge.execute.call import ChoiceReport, NodeTime, named_choices
 from forge.evalpool.judge.execute.executors import Executor
 from forge.evalpool.judge.numbers.protocols import Tf32
+from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.dataflow import Accesses, effects
-from forge.evalpool.judge.program.format import (
-    Choice,
-    InvalidProgram,
-    Launch,
-    Origin,
-    Program,
-    Section,
-)
 from forge.evalpool.judge.program.walk import places, variants
 from forge.evalpool.judge.timing.baseline import Time
 from forge.evalpool.judge.trial.captures import Captured
@@ -157,7 +150,7 @@ class CardDevice(Device):
         for _ in range(MAX_TUNINGS):
             program = programs.first().program
             programs.require_kernels(program, programs.binaries(program))
-            if not any(isinstance(placed.node, Choice) for placed in places(program)):
+            if not any(isinstance(placed.node, form.Choice) for placed in places(program)):
                 return
             with self.held():
                 winners = self._tuned()
@@ -175,7 +168,7 @@ class CardDevice(Device):
             self._wide[captured.data] = found
         return self._wide[captured.data]
 
-    def _widened(self, program: Program) -> Program:
+    def _widened(self, program: form.Program) -> form.Program:
         draw = self.programs.draw
         try:
             found = widened(
@@ -202,12 +195,12 @@ class CardDevice(Device):
                 raise Narrowed(f"kernel {name} does not compile in float64: {words}")
         found = list[tuple[int, list[int]]]()
         for step, placed in enumerate(places(program), 1):
-            if isinstance(placed.node, Choice) and placed.section is Section.FORWARD:
+            if isinstance(placed.node, form.Choice) and placed.section is form.Section.FORWARD:
                 able = [
                     number
                     for number, one in enumerate(placed.node.alternatives)
                     if not any(
-                        isinstance(node, Launch) and isinstance(binaries[node.kernel], Failure)
+                        isinstance(node, form.Launch) and isinstance(binaries[node.kernel], Failure)
                         for node in one.nodes
                     )
                 ]
@@ -243,7 +236,7 @@ class CardDevice(Device):
         """Sets without loud plants whose results in the problem's types are compared."""
         return [n for n in self.numbers if self.programs.draw.sets[n].is_quiet]
 
-    def _binaries(self, program: Program) -> list[Binary | Failure]:
+    def _binaries(self, program: form.Program) -> list[Binary | Failure]:
         return self.programs.binaries(program, is_wide=self.results.is_wide)
 
     def _alike(self, numbers: Sequence[int]) -> list[int]:
@@ -274,7 +267,7 @@ class CardDevice(Device):
             with alone():
                 return found, run.nodes(numbers[0])
 
-    def values(self, prefix: Program, *, number: int) -> list[Any]:
+    def values(self, prefix: form.Program, *, number: int) -> list[Any]:
         prefix = self._widened(prefix) if self.results.is_wide else prefix
         binaries = self._binaries(prefix)
         self.programs.require_binaries(prefix, binaries)
@@ -328,8 +321,8 @@ class CardDevice(Device):
         chosen = [
             (step, min(turn, len(placed.node.alternatives) - 1))
             for step, placed in steps
-            if isinstance(placed.node, Choice)
-            and placed.section is Section.FORWARD
+            if isinstance(placed.node, form.Choice)
+            and placed.section is form.Section.FORWARD
             and turn is not None
         ]
         with self._turn(self.shared):
@@ -510,7 +503,7 @@ class CardDevice(Device):
             run.close()
 
     def _opened(
-        self, program: Program, data: bytes, binaries: Sequence[Binary | Failure]
+        self, program: form.Program, data: bytes, binaries: Sequence[Binary | Failure]
     ) -> ProgramRun:
         assert self._executor is not None
         try:
@@ -521,7 +514,7 @@ class CardDevice(Device):
                 written=self.programs.problem.written_parameters,
                 kinds=self.programs.draw.kinds if self.results.is_wide else (),
             )
-        except InvalidProgram as error:
+        except form.InvalidProgram as error:
             detail = f"no program of this problem: {error}"
             report = self.programs.report(Status.REJECTED, Reason.UNSUPPORTED, detail)
             raise Decided(report) from error
@@ -541,21 +534,21 @@ class CardDevice(Device):
         )
 
 
-def may_remember(program: Program, accesses: Accesses) -> bool:
+def may_remember(program: form.Program, accesses: Accesses) -> bool:
     """True if a launch reads memory that no operation of this call has written as a whole, and that
     this or a later launch writes: a later call may find there what this one left."""
     allocated = {
         number
         for number, storage in enumerate(program.storages)
-        if storage.origin is Origin.ALLOCATION
+        if storage.origin is form.Origin.ALLOCATION
     }
     for nodes in variants(program):
         written, read = set[int](), set[int]()
         for placed in nodes:
-            if placed.section is not Section.FORWARD:
+            if placed.section is not form.Section.FORWARD:
                 continue
             found = effects(program, placed.node, accesses)
-            if isinstance(placed.node, Launch):
+            if isinstance(placed.node, form.Launch):
                 read |= (found.reads & allocated) - written
                 if found.writes & read:
                     return True
