@@ -118,8 +118,8 @@ SHAPES: Mapping[str, Callable[[Any, Any, Given], bool]] = {
     "tt.split": lambda one, to, _: one == (*to, 2),
     "tt.cat": lambda one, to, _: to == (2 * one[0], *one[1:]),
 }
-"""Conditions on shapes before and after. Operands are blocks of one type; so are the results, of the
-same elements."""
+"""Conditions on shapes before and after. Operands are blocks of one type, and results are blocks
+of one type with the same elements."""
 
 
 def _reshapes(name: str) -> Rule:
