@@ -223,7 +223,7 @@ def read_forward(
     answer: GeneratedAnswer, traced: Traced, kernels: dict[str, GeneratedKernel]
 ) -> Forward:
     """The steps of forward, those of `call`. Raises Unanswered."""
-    reader = _CallReader(kernels, traced.names)
+    reader = _CallReader(kernels, traced.names, traced.order)
     known: dict[str, ast.expr] = {}
     outputs: list[View] = []
     for place, value in enumerate(reader.run(answer.call, traced.given)):
@@ -255,6 +255,8 @@ class _CallReader:
     kernels: dict[str, GeneratedKernel]
     labels: dict[str, str]
     """Names for people of symbols of sizes."""
+    order: Sequence[str]
+    """These names, the first axis first."""
     names: dict[str, Value] = field(default_factory=dict[str, Value])
     steps: list[Step] = field(default_factory=list[Step])
     asserted: dict[str, list[ast.expr]] = field(default_factory=dict[str, list[ast.expr]])
@@ -412,7 +414,7 @@ class _CallReader:
 
     def _number(self, node: ast.expr) -> ast.expr:
         """An expression of numbers, with the names of `call` replaced."""
-        return in_order_of_axes(tidy(_Placed(self, None).visit(copy.deepcopy(node))))
+        return in_order_of_axes(tidy(_Placed(self, None).visit(copy.deepcopy(node))), self.order)
 
 
 @dataclass(slots=True)

@@ -64,12 +64,6 @@ LABELS = {
     "log_softmax": "log softmax", "to_copy": "cast",
 }  # fmt: skip
 """Words for operations whose names in Inductor have several parts."""
-SIZES = (
-    *("batch", "channels", "in_channels", "depth", "height", "width", "num_rows", "num_columns"),
-    *("length", "features", "in_features", "out_channels", "out_features", "out_depth"),
-    *("out_height", "out_width", "out_length"),
-)
-"""Order of the sizes that a kernel gets."""
 VIEWS = {"t", "view", "expand", "select", "clone", "unsafe", "squeeze", "unsqueeze", "permute"}
 """Operations that compute nothing."""
 OPERATION = re.compile("|".join([*LABELS, "[^_]+"]))
@@ -79,7 +73,7 @@ def write_module(
     answer: GeneratedAnswer, traced: Traced, kernels: dict[str, GeneratedKernel], forward: Forward
 ) -> str:
     """The module's source. Raises Unanswered."""
-    kernels = {key: _ordered(one) for key, one in kernels.items()}
+    kernels = {key: _ordered(one, traced.order) for key, one in kernels.items()}
     names = kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
     functions = _functions(answer, made)
@@ -100,11 +94,11 @@ def write_module(
     return print_module([imports, body], comments)
 
 
-def _ordered(kernel: GeneratedKernel) -> GeneratedKernel:
-    """The kernel with its pointers first, then the sizes that `SIZES` has, then others."""
+def _ordered(kernel: GeneratedKernel, sizes: Sequence[str]) -> GeneratedKernel:
+    """The kernel with its pointers first, then the sizes in their order, then others."""
 
     def place(name: str) -> int:
-        return -1 if name.endswith("_ptr") else SIZES.index(name) if name in SIZES else len(SIZES)
+        return -1 if name.endswith("_ptr") else sizes.index(name) if name in sizes else len(sizes)
 
     return replace(kernel, params=tuple(sorted(kernel.params, key=place)))
 

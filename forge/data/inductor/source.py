@@ -74,6 +74,8 @@ class Traced:
     """The value that forward returns; names like `0` in it stand for what `call` returns."""
     names: dict[str, str]
     """Names for people of the symbols of sizes."""
+    order: Sequence[str]
+    """The names of sizes: axes of inputs from the first to the last, then parameters, then others."""
     sizes: frozenset[int] = frozenset()
     """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
 
@@ -425,16 +427,12 @@ def _multiplied(factors: Sequence[ast.expr]) -> ast.expr:
     return reduce(lambda one, other: ast.BinOp(left=one, op=ast.Mult(), right=other), factors)
 
 
-AXES = ("batch", "channels", "length", "depth", "height", "width", "features")
-"""Ends of the names of sizes, the first axis first."""
-
-
-def in_order_of_axes(node: ast.expr) -> ast.expr:
-    """The expression with products of sizes from the first axis to the last."""
+def in_order_of_axes(node: ast.expr, order: Sequence[str]) -> ast.expr:
+    """The expression with products of sizes from the first axis to the last, by their names."""
 
     def place(one: ast.expr) -> int:
-        name = re.sub(r"_\d+$", "", ast.unparse(one)).rpartition("_")[2]
-        return AXES.index(name) if name in AXES else -1
+        name = dotted(one)
+        return order.index(name) if name in order else -1
 
     match node:
         case ast.BinOp(op=ast.Mult()):
@@ -442,9 +440,9 @@ def in_order_of_axes(node: ast.expr) -> ast.expr:
         case ast.BinOp() | ast.Call():
             for name, inner in ast.iter_fields(node):
                 if isinstance(inner, ast.expr):
-                    setattr(node, name, in_order_of_axes(inner))
+                    setattr(node, name, in_order_of_axes(inner, order))
                 elif isinstance(inner, list):
-                    setattr(node, name, [in_order_of_axes(one) for one in inner])
+                    setattr(node, name, [in_order_of_axes(one, order) for one in inner])
             return node
         case _:
             return node

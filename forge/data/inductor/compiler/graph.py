@@ -19,7 +19,7 @@ import re
 import types
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
@@ -53,7 +53,7 @@ from forge.data.inductor.compiler.templates import (
     templates,
 )
 from forge.data.inductor.rewrite import rewrite
-from forge.data.inductor.source import Traced, expression, forward_of
+from forge.data.inductor.source import Traced, dotted, expression, forward_of, walk
 
 OPTIONS: dict[str, Any] = {
     "force_disable_caches": True,
@@ -83,6 +83,10 @@ class _Generated(BaseException):
 
     def __init__(self, code: str) -> None:
         self.code = code
+
+
+MAKERS = {f"torch.{one}" for one in ("rand", "randn", "randint", "ones", "zeros", "empty")}
+"""Functions whose arguments are the sizes of an input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +119,9 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
         definitions = _definitions(problem)
         names = _names(forward_of(definitions).args, len(inputs))
         sizes = fake.sizes = Sizes(env, fake, _defined(definitions) | {*names})
+        axes = _given_axes(problem)
         symbols = [
-            sizes.symbolic(one, f"x{k}", owner=names[path[0].idx])
+            sizes.symbolic(one, f"x{k}", axes.get(path[0].idx), owner=names[path[0].idx])
             for k, (path, one) in enumerate(given)
         ]
         symbols += [
@@ -165,6 +170,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             given=[expression(texts[place]) for place in passed],
             result=made.result,
             names=sizes.names,
+            order=[*dict.fromkeys(sizes.names[str(one)] for one in sizes.wishes)],
             sizes=frozenset(lengths.union(*known)),
         )
 
@@ -189,6 +195,42 @@ def _reason(words: str) -> Iterator[None]:
     except Exception as err:
         lines = str(err).strip().splitlines() or [""]
         raise Unanswered(words, f"{type(err).__name__}: {lines[0]}"[:300]) from err
+
+
+def _given_axes(problem: str) -> dict[int, list[str]]:
+    """Names that `get_inputs` has for the axes of an input, by its number; empty ones for others:
+    who writes `x.shape` copies them from `torch.rand(batch_size, dim)`."""
+    tree = ast.parse(problem)
+    (function,) = (one for one in tree.body if getattr(one, "name", "") == "get_inputs")
+    known = {
+        target.id: one.value
+        for one in walk(*tree.body, function)
+        if isinstance(one, ast.Assign)
+        for target in one.targets
+        if isinstance(target, ast.Name)
+    }
+    returned = [one.value for one in walk(function) if isinstance(one, ast.Return)]
+    inputs = returned[-1].elts if returned and isinstance(returned[-1], ast.List) else []
+    found: dict[int, list[str]] = {}
+    for place, one in enumerate(inputs):
+        nodes = walk(known.get(one.id, one) if isinstance(one, ast.Name) else one)
+        made = next((x for x in nodes if isinstance(x, ast.Call) and dotted(x.func) in MAKERS), None)
+        if made is not None:
+            sizes = [x for x in made.args if isinstance(x, ast.Tuple)] or made.args
+            found[place] = [*_axis_names(sizes, known)]
+    return found
+
+
+def _axis_names(given: Sequence[ast.expr], known: Mapping[str, ast.expr]) -> Iterator[str]:
+    """Names of sizes, of which some stand in a tuple that has a name."""
+    for one in given:
+        inner = one.value if isinstance(one, ast.Starred) else one
+        name = inner.id if isinstance(inner, ast.Name) else ""
+        match known.get(name, inner):
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                yield from _axis_names(elements, known)
+            case _:
+                yield name
 
 
 def _axes(held: Held) -> tuple[str, ...] | None:
@@ -506,7 +548,7 @@ class Sizes:
     """Sides of the results of convolutions, by their formula."""
 
     def symbolic(
-        self, value: Any, label: str, axes: tuple[str, ...] | None = None, *, owner: str
+        self, value: Any, label: str, axes: Sequence[str] | None = None, *, owner: str
     ) -> Any:
         """A fake tensor with symbolic sizes in place of a tensor, a symbol for a number. The label
         of a tensor that the model holds begins with `self.`; the owner comes before the name of a
@@ -517,7 +559,9 @@ class Sizes:
             return value
         if value.layout != torch.strided:
             raise ValueError(f"{label} is {value.layout}, no plain tensor")
-        names = axes or AXES.get(value.dim(), tuple(f"size{k}" for k in range(value.dim())))
+        names = AXES.get(value.dim(), tuple(f"size{k}" for k in range(value.dim())))
+        if axes and len(axes) == len(names):
+            names = [one or name for one, name in zip(axes, names, strict=True)]
         is_taps = label.startswith("self.") and value.dim() > 2
         sizes: list[Any] = []
         source = label.replace(".", "_")

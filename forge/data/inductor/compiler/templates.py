@@ -66,16 +66,16 @@ def _depthwise_grid(batch: Any, channels: Any, *rest: Any, cdiv: Any) -> tuple[A
 
 
 _PRODUCT = """{{def_kernel("A", "B")}}
-    M = {{size("A", -2)}}
-    N = {{size("B", -1)}}
-    K = {{size("A", -1)}}
+    m_size = {{size("A", -2)}}
+    n_size = {{size("B", -1)}}
+    k_size = {{size("A", -1)}}
 {% if BATCHED %}
     batch = tl.program_id(2)
 {% endif %}
     rows = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     columns = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, K, BLOCK_K):
+    for start in range(0, k_size, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         at_a = rows * ({{stride("A", -2)}}) + k[None, :] * ({{stride("A", -1)}})
         at_b = k[:, None] * ({{stride("B", -2)}}) + columns * ({{stride("B", -1)}})
@@ -83,14 +83,14 @@ _PRODUCT = """{{def_kernel("A", "B")}}
         at_a = batch * ({{stride("A", 0)}}) + at_a
         at_b = batch * ({{stride("B", 0)}}) + at_b
 {% endif %}
-        is_a = (rows < M) & (k[None, :] < K)
-        is_b = (k[:, None] < K) & (columns < N)
+        is_a = (rows < m_size) & (k[None, :] < k_size)
+        is_b = (k[:, None] < k_size) & (columns < n_size)
         a = tl.load(A + at_a, mask=is_a, other=0.0)
         b = tl.load(B + at_b, mask=is_b, other=0.0)
         acc += tl.dot(a, b, input_precision="ieee")
     idx_m = rows
     idx_n = columns
-    mask = (rows < M) & (columns < N)
+    mask = (rows < m_size) & (columns < n_size)
 {% if BATCHED %}
     idx_b = batch
     {{store_output(("idx_b", "idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
