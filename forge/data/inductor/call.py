@@ -22,6 +22,7 @@ from forge.data.inductor.source import (
     GeneratedKernel,
     Substituted,
     Traced,
+    Window,
     called,
     dotted,
     expression,
@@ -41,6 +42,8 @@ WRITTEN = ("out_ptr", "in_out_ptr")
 """Beginnings of the names of parameters that Inductor's kernels write to."""
 DRAWS = ("rand", "seed", "bernoulli", "normal", "dropout")
 """Parts of the names of operations that draw random numbers."""
+WINDOW = ("KERNEL", "STRIDE", "PADDING", "DILATION")
+"""Beginnings of the names of a window's constexprs."""
 TEMPLATE_GRID = ("_grid_0", "_grid_1", "_grid_2")
 """Last arguments of a template's launch."""
 POINTWISE_BLOCK = 1024
@@ -167,6 +170,8 @@ class Launch:
     sizes: dict[str, int]
     """By constexpr."""
     grid: list[ast.expr]
+    window: Window | None = None
+    """The layer that it computes: a convolution or a pool."""
 
     def keep(self, names: Collection[str]) -> None:
         """Passes these parameters only."""
@@ -223,7 +228,7 @@ def read_forward(
     answer: GeneratedAnswer, traced: Traced, kernels: dict[str, GeneratedKernel]
 ) -> Forward:
     """The steps of forward, those of `call`. Raises Unanswered."""
-    reader = _CallReader(kernels, traced.names, traced.order)
+    reader = _CallReader(kernels, traced.names, traced.windows)
     known: dict[str, ast.expr] = {}
     outputs: list[View] = []
     for place, value in enumerate(reader.run(answer.call, traced.given)):
@@ -254,9 +259,9 @@ class _CallReader:
 
     kernels: dict[str, GeneratedKernel]
     labels: dict[str, str]
-    """Names for people of symbols of sizes."""
-    order: Sequence[str]
-    """These names, the first axis first."""
+    """Names for people of symbols of sizes, the first axis first."""
+    windows: Sequence[Window]
+    """Convolutions and pools that are layers."""
     names: dict[str, Value] = field(default_factory=dict[str, Value])
     steps: list[Step] = field(default_factory=list[Step])
     asserted: dict[str, list[ast.expr]] = field(default_factory=dict[str, list[ast.expr]])
@@ -374,7 +379,24 @@ class _CallReader:
             chosen = _blocks(kernel, numel)
             sizes |= {name: size for name, size in chosen.items() if name in kernel.constexprs}
             programs = [_ceil(numel, chosen["XBLOCK"])]
-        return Launch(kernel=kernel.name, arguments=arguments, sizes=sizes, grid=programs)
+        return Launch(
+            kernel=kernel.name, arguments=arguments, sizes=sizes, grid=programs,
+            window=self._window(kernel.name, arguments, sizes),
+        )  # fmt: skip
+
+    def _window(
+        self, kernel: str, arguments: dict[str, Value], sizes: dict[str, int]
+    ) -> Window | None:
+        """The layer behind a launch: that of a weight, or a pool of the same numbers."""
+        tensors = {
+            ast.unparse(one.root.expr) for one in arguments.values() if isinstance(one, View)
+        }
+        numbers = [one for one in sizes if one.startswith(WINDOW)]
+        for one in self.windows:
+            is_same = all(one.find(name, sizes[name]) for name in numbers)
+            if one.weight in tensors or (not one.weight and "pool" in kernel and is_same):
+                return one
+        return None
 
     def value(self, node: ast.expr) -> Value:
         """A tensor or a number of `call`."""
@@ -414,7 +436,9 @@ class _CallReader:
 
     def _number(self, node: ast.expr) -> ast.expr:
         """An expression of numbers, with the names of `call` replaced."""
-        return in_order_of_axes(tidy(_Placed(self, None).visit(copy.deepcopy(node))), self.order)
+        return in_order_of_axes(
+            tidy(_Placed(self, None).visit(copy.deepcopy(node))), [*self.labels.values()]
+        )
 
 
 @dataclass(slots=True)

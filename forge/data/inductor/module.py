@@ -73,7 +73,8 @@ def write_module(
     answer: GeneratedAnswer, traced: Traced, kernels: dict[str, GeneratedKernel], forward: Forward
 ) -> str:
     """The module's source. Raises Unanswered."""
-    kernels = {key: _ordered(one, traced.order) for key, one in kernels.items()}
+    sizes = [*traced.names.values()]
+    kernels = {key: _ordered(one, sizes) for key, one in kernels.items()}
     names = kernel_names(kernels)
     made = [_kernel(one, names[key]) for key, one in kernels.items()]
     functions = _functions(answer, made)
@@ -273,11 +274,17 @@ def _launch(step: Launch, kernel: GeneratedKernel, name: str, grid: ast.expr) ->
         func=ast.Subscript(value=named(name), slice=grid, ctx=ast.Load()),
         args=[_argument(one) if isinstance(one, View) else one for one in given],
         keywords=[
-            ast.keyword(arg=one, value=ast.Constant(step.sizes[one]))
+            ast.keyword(arg=one, value=_constant(step, one))
             for one in kernel.params
             if one in kernel.constexprs
         ],
     )
+
+
+def _constant(step: Launch, name: str) -> ast.expr:
+    """The number of a constexpr, or the attribute of the layer that holds it."""
+    held = step.window.find(name, step.sizes[name]) if step.window else ""
+    return expression(held or str(step.sizes[name]))
 
 
 def _argument(value: View) -> ast.expr:
@@ -503,7 +510,7 @@ def _filled(parts: list[str], indent: int, *, end: str = ",") -> Iterator[str]:
 
 
 def _last_brackets(text: str) -> tuple[int, int] | None:
-    """Positions of the outermost brackets that close last, if something stands in them."""
+    """Positions of the outermost brackets that close last, if more than an index stands in them."""
     start, depth, found = 0, 0, None
     for place, char in _code(text):
         if char in OPENING:
@@ -512,7 +519,7 @@ def _last_brackets(text: str) -> tuple[int, int] | None:
             depth += 1
         elif char in CLOSING:
             depth -= 1
-            if depth == 0 and place - start > 1:
+            if depth == 0 and place - start > len("[0]"):
                 found = (start, place)
     return found
 

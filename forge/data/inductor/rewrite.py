@@ -117,7 +117,33 @@ def _kernel(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
         body = _nested([plainer.visit(node) for node in kernel.body])
         kernel = cleaned(replace(kernel, body=body))
     body = _visited(_Indices(plainer, is_template=kernel.kind == "template"), kernel.body)
-    return _renamed(cleaned(replace(kernel, body=body)), launches)
+    return _with_bias(_renamed(cleaned(replace(kernel, body=body)), launches), launches)
+
+
+def _with_bias(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+    """A convolution that adds the bias of its layer, if the layer has one: it is written in one way
+    for both. The template's line that adds a bias reads the weight where there is none."""
+    place, line = next(
+        ((k, one) for k, one in enumerate(kernel.body) if isinstance(one, ast.AugAssign)), (0, None)
+    )
+    if kernel.kind != "template" or line is None or is_call(line.value, "tl.dot"):
+        return kernel
+    body, params = [*kernel.body], [*kernel.params]
+    pointer = next(one for one in params if one in names_in(line) and one.endswith("_ptr"))
+    is_biased = pointer not in names_in(*body[:place])
+    layers = [one.window.weight.removesuffix(".weight") for one in launches if one.window]
+    if len(layers) < len(launches):  # no layer: a function's bias is there or not
+        return kernel if is_biased else replace(kernel, body=body[:place] + body[place + 1 :])
+    if not is_biased:
+        name = pointer.removesuffix("_weight_ptr") + "_bias_ptr"
+        line = Substituted({pointer: named(name)}).visit(line)
+        params.insert(params.index(pointer) + 1, name)
+        for one, layer in zip(launches, layers, strict=True):
+            bias = Root(expr=expression(f"{layer}.bias"), is_input=True)
+            one.arguments[name] = View(root=bias)
+        pointer = name
+    body[place] = ast.parse(f"if {pointer} is not None:\n    {ast.unparse(line)}").body[0]
+    return replace(kernel, body=body, params=tuple(params))
 
 
 def _visited(by: ast.NodeTransformer, body: list[ast.stmt]) -> list[ast.stmt]:

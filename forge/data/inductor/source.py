@@ -60,6 +60,24 @@ class GeneratedAnswer:
     call: ast.FunctionDef
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A convolution or a pool that ran as a layer: its numbers, an axis each."""
+
+    weight: str
+    """The name that forward has for the weight, as `self.conv.weight`; empty for a pool."""
+    numbers: list[dict[str, int]]
+    texts: list[dict[str, str]]
+    """Attributes of the layer that hold them."""
+
+    def find(self, name: str, value: int) -> str:
+        """What holds the number of a kernel's constexpr, as `STRIDE_H` or `STRIDE`: an attribute if
+        one does; else nothing."""
+        kind, _, axis = name.partition("_")
+        place = "DHW"[-len(self.numbers) :].find(axis)
+        return self.texts[place][kind] if self.numbers[place].get(kind) == value else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
     """A problem as Inductor answers it."""
@@ -73,9 +91,9 @@ class Traced:
     result: ast.expr
     """The value that forward returns; names like `0` in it stand for what `call` returns."""
     names: dict[str, str]
-    """Names for people of the symbols of sizes."""
-    order: Sequence[str]
-    """The names of sizes: axes of inputs from the first to the last, then parameters, then others."""
+    """Names for people of the symbols of sizes: axes of inputs, of parameters, others."""
+    windows: Sequence[Window] = ()
+    """Its convolutions and pools that are layers."""
     sizes: frozenset[int] = frozenset()
     """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
 

@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -39,6 +39,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.nn import modules
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, ModularIndexing
@@ -53,7 +54,7 @@ from forge.data.inductor.compiler.templates import (
     templates,
 )
 from forge.data.inductor.rewrite import rewrite
-from forge.data.inductor.source import Traced, dotted, expression, forward_of, walk
+from forge.data.inductor.source import Traced, Window, dotted, expression, forward_of, walk
 
 OPTIONS: dict[str, Any] = {
     "force_disable_caches": True,
@@ -83,6 +84,33 @@ class _Generated(BaseException):
 
     def __init__(self, code: str) -> None:
         self.code = code
+
+
+LAYERS = (modules.conv._ConvNd, modules.pooling._MaxPoolNd, modules.pooling._AvgPoolNd)
+"""Layers with a window."""
+WINDOW = {
+    "KERNEL": "kernel_size", "STRIDE": "stride", "PADDING": "padding", "DILATION": "dilation",
+    "MORE": "output_padding",
+}  # fmt: skip
+"""Attributes of such a layer, by the numbers of a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer with a window, under the name that forward has for it."""
+
+    text: str
+    owner: torch.nn.Module
+
+    def number(self, kind: str, axis: int, value: int) -> str:
+        """The attribute that holds a number of the window for an axis; the number if none does."""
+        match held := getattr(self.owner, WINDOW[kind], None):
+            case int() if held == value:
+                return f"{self.text}.{WINDOW[kind]}"
+            case tuple() if len(held) > axis and held[axis] == value:
+                return f"{self.text}.{WINDOW[kind]}[{axis}]"
+            case _:
+                return str(value)
 
 
 MAKERS = {f"torch.{one}" for one in ("rand", "randn", "randint", "ones", "zeros", "empty")}
@@ -134,7 +162,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             for one in held
         ]  # after the inputs, from which a size is read if it can be
         texts = [_label(path, names) for path, _ in given] + [_attribute(one.path) for one in held]
-        made = _Run(model, held, spec, with_attributes=with_attributes)
+        made = _Run(model, held, spec, sizes, with_attributes=with_attributes)
         kinds = (torch.Tensor, torch.SymInt, torch.SymFloat)
         passed = [place for place, one in enumerate(symbols) if isinstance(one, kinds)]
         with fake, torch.set_grad_enabled(False):
@@ -170,7 +198,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             given=[expression(texts[place]) for place in passed],
             result=made.result,
             names=sizes.names,
-            order=[*dict.fromkeys(sizes.names[str(one)] for one in sizes.wishes)],
+            windows=sizes.windows,
             sizes=frozenset(lengths.union(*known)),
         )
 
@@ -214,7 +242,9 @@ def _given_axes(problem: str) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for place, one in enumerate(inputs):
         nodes = walk(known.get(one.id, one) if isinstance(one, ast.Name) else one)
-        made = next((x for x in nodes if isinstance(x, ast.Call) and dotted(x.func) in MAKERS), None)
+        made = next(
+            (x for x in nodes if isinstance(x, ast.Call) and dotted(x.func) in MAKERS), None
+        )
         if made is not None:
             sizes = [x for x in made.args if isinstance(x, ast.Tuple)] or made.args
             found[place] = [*_axis_names(sizes, known)]
@@ -289,6 +319,7 @@ class _Run:
     model: torch.nn.Module
     held: list[Held]
     spec: Any
+    sizes: Sizes
     with_attributes: bool
     result: ast.expr | None = None
     """The value that forward returns; names like `0` in it stand for its tensors."""
@@ -305,10 +336,19 @@ class _Run:
                     found = {k: new[id(v)] for k, v in place.items() if id(v) in new}
                     if found:
                         stack.enter_context(mock.patch.dict(place, found))
+            for path, owner in self.model.named_modules():
+                if isinstance(owner, LAYERS):
+                    layer = Layer(text=_attribute(path), owner=owner)
+                    noted = partial(self._note, layer)
+                    stack.callback(owner.register_forward_pre_hook(noted).remove)
+                    stack.callback(owner.register_forward_hook(partial(self._note, None)).remove)
             result = self.model(*args)
         leaves: list[Any] = []
         self.result = _written(result, leaves)
         return leaves
+
+    def _note(self, layer: Layer | None, *_: Any) -> None:
+        self.sizes.layer = layer
 
 
 def _written(value: Any, leaves: list[Any]) -> ast.expr:
@@ -546,6 +586,10 @@ class Sizes:
     """Shapes of all results of the graph."""
     sides: dict[str, Any] = field(default_factory=dict[str, Any])
     """Sides of the results of convolutions, by their formula."""
+    layer: Layer | None = None
+    """The layer with a window that runs."""
+    windows: list[Window] = field(default_factory=list[Window])
+    """Those that ran."""
 
     def symbolic(
         self, value: Any, label: str, axes: Sequence[str] | None = None, *, owner: str
@@ -620,10 +664,11 @@ class Sizes:
         for first, group in groups.items():
             if str(group[0]) in formulas:  # symbols of sides come last
                 text = formulas[str(group[0])]
-                self.formulas[first] = re.sub(r"s\d+", lambda one: chosen[one[0]], text)
+                self.formulas[first] = re.sub(r"(?<![\w.])s\d+", lambda one: chosen[one[0]], text)
         for group in sorted(groups.values(), key=lambda one: min(self.wishes[s][0] for s in one)):
             _, name, owner = min((self.wishes[one] for one in group), key=lambda one: one[0])
             self.names |= dict.fromkeys(map(str, group), self._free(name, owner))
+        self.names = {str(one): self.names[str(one)] for one in self.wishes}
 
     def _free(self, name: str, owner: str = "") -> str:
         """A name that nothing else has."""
@@ -652,16 +697,27 @@ class Sizes:
         if weight is not None:
             self._wish(weight, channels)
         sizes = list(result.shape)
+        given = dict(zip(WINDOW, (kernel, stride, padding, dilation, more), strict=True))
+        numbers = [
+            {kind: int(one[k % len(one)]) for kind, one in given.items()} for k in range(rank)
+        ]
+        texts = [
+            {kind: self.layer.number(kind, axis, n) if self.layer else n for kind, n in one.items()}
+            for axis, one in enumerate(numbers)
+        ]
+        if self.layer is not None:
+            held = "" if weight is None else f"{self.layer.text}.weight"
+            self.windows.append(Window(held, numbers, texts))
         for axis, name in enumerate(sides):
-            s, p, d, o = (int(one[axis % len(one)]) for one in (stride, padding, dilation, more))
-            size, before, k = sizes[2 + axis], x.shape[2 + axis], kernel[axis]
+            size, before = sizes[2 + axis], x.shape[2 + axis]
             if isinstance(size, torch.SymInt) and isinstance(before, torch.SymInt):
                 formula = (
-                    f"({before} - 1) * {s} - 2 * {p} + {d} * ({k} - 1) + {o} + 1"
+                    "({} - 1) * {STRIDE} - 2 * {PADDING} + {DILATION} * ({KERNEL} - 1) + {MORE} + 1"
                     if transposed
-                    else f"({before} + 2 * {p} - {d} * ({k} - 1) - 1) // {s} + 1"
+                    else "({} + 2 * {PADDING} - {DILATION} * ({KERNEL} - 1) - 1) // {STRIDE} + 1"
                 )
-                sizes[2 + axis] = self._side(size, name, formula)
+                known, text = (formula.format(before, **one[axis]) for one in (numbers, texts))
+                sizes[2 + axis] = self._side(size, name, known, text)
         return result.new_empty(sizes)
 
     def _wish(self, tensor: Any, names: Sequence[str]) -> None:
@@ -672,13 +728,14 @@ class Sizes:
             if rank in (GIVEN, HELD):
                 self.wishes[symbol] = (LAYER, name, owner)
 
-    def _side(self, size: torch.SymInt, name: str, formula: str) -> torch.SymInt:
+    def _side(self, size: torch.SymInt, name: str, formula: str, text: str) -> torch.SymInt:
+        """A symbol for the side of a result by its formula, which the text says as forward does."""
         hint = size.node.hint
         if hint is None or hint < 2:
             return size
         if formula not in self.sides:
             made = self._symbol(hint, f"side_{len(self.sides)}", (SIDE, f"out_{name}", ""))
-            self.formulas[str(made.node.expr)] = formula
+            self.formulas[str(made.node.expr)] = text
             self.sides[formula] = made
         return self.sides[formula]
 

@@ -120,7 +120,8 @@ def _convolution(axes: _Axes, *, is_transposed: bool, is_depthwise: bool) -> str
     """The text of a template for a convolution over some axes."""
     made = _depthwise if is_depthwise else _grouped
     lines = made(axes, is_transposed=is_transposed)
-    return "\n".join(['{{def_kernel("X", "W")}}', *(f"    {one}" for one in lines), ""])
+    given = '{{def_kernel("X", "W", "B") if BIASED else def_kernel("X", "W")}}'
+    return "\n".join([given, *(f"    {one}" for one in lines), ""])
 
 
 def _grouped(names: _Axes, *, is_transposed: bool) -> list[str]:
@@ -168,9 +169,14 @@ def _grouped(names: _Axes, *, is_transposed: bool) -> list[str]:
         "mask = (n < batch) & (columns < out_channels)",
         "idx_n = n",
         f"idx_c = {column}columns",
+        f"acc += tl.load({BIAS} + idx_c, columns < out_channels)",
         *(f"idx_{n} = pos_{n}" for n in names),
         _store(names, '("BLOCK_M", "BLOCK_N")'),
     ]
+
+
+BIAS = "{{'B' if BIASED else 'W'}}"
+"""The tensor of the line that adds the bias; `rewrite` puts a layer's bias there that is None."""
 
 
 def _depthwise(names: _Axes, *, is_transposed: bool) -> list[str]:
@@ -178,7 +184,7 @@ def _depthwise(names: _Axes, *, is_transposed: bool) -> list[str]:
     return _each(
         names, 'channels = {{size("W", 0)}}', "tl.zeros((BLOCK,), dtype=tl.float32)", "0.0",
         [f"    w = tl.load(W + (c * ({_taps(names)}) + tap))", "    acc += x.to(tl.float32) * w"],
-        is_transposed=is_transposed,
+        [f"acc += tl.load({BIAS} + c)"], is_transposed=is_transposed,
     )  # fmt: skip
 
 
@@ -291,20 +297,19 @@ PRODUCT = TritonTemplate(name="product", grid=_product_grid, source=_PRODUCT)
 EVEN = {True: "even", False: "uneven"}
 KINDS = ("plain", "transposed")
 CONVOLUTIONS = {
-    (rank, is_even, kind, is_depthwise): TritonTemplate(
-        name=f"convolution_{rank}d_{EVEN[is_even]}_{kind}{'_depthwise' * is_depthwise}",
+    (rank, kind, is_depthwise): TritonTemplate(
+        name=f"convolution_{rank}d_{kind}{'_depthwise' * is_depthwise}",
         grid=_depthwise_grid if is_depthwise else _convolution_grid,
         source=_convolution(
-            _Axes.of(rank, is_even=is_even), is_transposed=kind == "transposed",
+            _Axes.of(rank, is_even=rank == 1), is_transposed=kind == "transposed",
             is_depthwise=is_depthwise,
         ),
     )
     for rank in (1, 2, 3)
-    for is_even in (False, True)
     for kind in KINDS
     for is_depthwise in (False, True)
 }  # fmt: skip
-"""By rank, whether the window is even, kind, and whether each channel has a kernel of its own."""
+"""By rank, kind, and whether each channel has a kernel of its own."""
 POOLS = {
     (rank, is_even, is_max): TritonTemplate(
         name=f"{'max' if is_max else 'avg'}_pool_{rank}d_{EVEN[is_even]}", grid=_depthwise_grid,
@@ -371,7 +376,8 @@ def _conv(
     is_depthwise = groups > 1 and known.statically_known_equals(second, 1)
     is_depthwise = is_depthwise and known.optimization_hint(first, fallback=0) == groups
     kernel = [known.guard_int(one) for one in weight.get_size()[2:]]
-    is_even, options = _window(rank, kernel, stride, padding, dilation)
+    axes = _Axes.of(rank, is_even=rank == 1)
+    options = _window(axes, kernel, stride, padding, dilation)
     if is_depthwise:
         options["BLOCK"] = 256
     else:
@@ -380,12 +386,11 @@ def _conv(
             "BLOCK_N": _block(size[1] // groups if size[1].is_Integer else size[1], 64),
             "BLOCK_K": 32,
         }  # fmt: skip
-    template = CONVOLUTIONS[rank, is_even, KINDS[transposed], is_depthwise]
-    result = _generated(template, (x, weight), size, num_stages=2, GROUPS=groups, **options)
-    if bias is None:
-        return result
-    bias = lowering.lowerings[aten.view.default](bias, [size[1], *[1] * rank])
-    return lowering.lowerings[aten.add.Tensor](result, bias)
+    template = CONVOLUTIONS[rank, KINDS[transposed], is_depthwise]
+    nodes = (x, weight) if bias is None else (x, weight, _contiguous(bias))
+    return _generated(
+        template, nodes, size, num_stages=2, GROUPS=groups, BIASED=bias is not None, **options
+    )
 
 
 def _contiguous(node: Any) -> Any:
@@ -398,22 +403,20 @@ def _shape() -> list[Any]:
     return [sympy.sympify(getattr(getattr(one, "node", None), "expr", one)) for one in sizes]
 
 
-def _window(rank: int, *values: Any) -> tuple[bool, dict[str, Any]]:
-    """True if a window has the same numbers on all axes, and the numbers by their names."""
-    each = [[int(one[axis % len(one)]) for axis in range(rank)] for one in values]
-    is_even = all(len({*one}) == 1 for one in each)
-    axes = _Axes.of(rank, is_even=is_even)
-    return is_even, {
-        axes.number(kind, name): number
-        for kind, numbers in zip(WINDOW, each, strict=True)
-        for name, number in zip(axes, numbers, strict=True)
+def _window(axes: _Axes, *values: Any) -> dict[str, int]:
+    """The numbers of a window by their names."""
+    return {
+        axes.number(kind, name): int(numbers[place % len(numbers)])
+        for kind, numbers in zip(WINDOW, values, strict=True)
+        for place, name in enumerate(axes)
     }
 
 
 def _pooled(
     is_max: bool, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:  # fmt: skip
-    is_even, window = _window(len(kernel), kernel, stride, padding, dilation)
+    is_even = all(len({*one}) == 1 for one in (kernel, stride, padding, dilation))
+    window = _window(_Axes.of(len(kernel), is_even=is_even), kernel, stride, padding, dilation)
     template = POOLS[len(kernel), is_even, is_max]
     return _generated(template, [_contiguous(x)], _shape(), num_stages=2, BLOCK=256, **window)
 
