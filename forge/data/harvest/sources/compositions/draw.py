@@ -666,7 +666,7 @@ def _fitting(x: Value, table: dict[str, Operation]) -> list[str]:
     return [name for name in table if name not in out for _ in range(1 + 3 * (name in often))]
 
 
-NUM_OPERATIONS = {1: 40, 2: 20, 3: 18, 4: 12, 5: 7, 6: 3}
+NUM_OPERATIONS = {1: 44, 2: 20, 3: 17, 4: 10, 5: 6, 6: 3}
 """Shares of the compositions by number of operations."""
 BANDWIDTH, RATE = 4.8e12, 60e12
 """Bytes and floating-point operations a second of an H200, the fastest card in use."""
@@ -756,8 +756,8 @@ def _write(key: str, num: int, sizes: SizeDraw) -> tuple[ModuleWriter, str]:
 def _lone(w: ModuleWriter) -> Value:
     """One operation."""
     kinds = {
-        "table": 28, "convolution": 30, "product": 14, "reduction": 8, "pool": 7, "pointwise": 6,
-        "norm": 4, "softmax": 3,
+        "table": 36, "convolution": 20, "product": 14, "reduction": 9, "pool": 6, "pointwise": 7,
+        "norm": 5, "softmax": 3,
     }  # fmt: skip
     kind = w.rng.choices(list(kinds), weights=list(kinds.values()))[0]
     if kind == "table":
