@@ -83,7 +83,7 @@ def test_compositions_differ_in_operations_and_in_how_they_are_written(tmp_path:
 
 def test_a_transposed_convolution_of_volumes_fits_a_card() -> None:
     """Its batch alone, of two at least, does not bound what eight times as many places take."""
-    for drawn in (2023, 2158, 2317, 2554):
+    for drawn in (2023, 2409, 2918, 3030):
         made = compose(31337, drawn)
         assert any(name.startswith("conv_transpose3d") for name in made.ops)
         [found] = run(replaced(made.text, made.large), device="meta")
@@ -136,10 +136,10 @@ def test_a_composition_that_kernelbench_has_is_drawn_again() -> None:
         assert marks().same_operations(ast.parse(made.text)) is None
 
 
-def test_two_of_five_compositions_are_one_operation() -> None:
+def test_almost_half_of_the_compositions_are_one_operation() -> None:
     counts = Counter(min(5, len(compose(2, number).ops)) for number in range(400))
     shares = [counts[n] / 400 for n in range(1, 6)]
-    assert shares == pytest.approx([0.4, 0.2, 0.18, 0.12, 0.1], abs=0.07)
+    assert shares == pytest.approx([0.44, 0.2, 0.17, 0.1, 0.09], abs=0.07)
 
 
 def test_the_source_reads_its_numbers_by_ranges() -> None:

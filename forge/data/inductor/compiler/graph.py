@@ -702,7 +702,10 @@ class Sizes:
             {kind: int(one[k % len(one)]) for kind, one in given.items()} for k in range(rank)
         ]
         texts = [
-            {kind: self.layer.number(kind, axis, n) if self.layer else n for kind, n in one.items()}
+            {
+                kind: self.layer.number(kind, axis, n) if self.layer else str(n)
+                for kind, n in one.items()
+            }
             for axis, one in enumerate(numbers)
         ]
         if self.layer is not None:
