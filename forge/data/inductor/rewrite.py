@@ -51,7 +51,7 @@ from forge.data.inductor.source import (
     walk,
 )
 
-WIDEST = 72
+WIDEST = 40
 """Longest expression that takes in a value that is used once."""
 SHORT = 26
 """Longest value with a name of its own that another expression takes in."""
