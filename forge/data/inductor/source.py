@@ -71,8 +71,8 @@ class Window:
     """Attributes of the layer that hold them."""
 
     def find(self, name: str, value: int) -> str:
-        """What holds the number of a kernel's constexpr, as `STRIDE_H` or `STRIDE`: an attribute if
-        one does; else nothing."""
+        """Gives the attribute that holds the number of a constexpr, such as `STRIDE_H` or `STRIDE`;
+        an empty text if none does."""
         kind, _, axis = name.partition("_")
         place = "DHW"[-len(self.numbers) :].find(axis)
         return self.texts[place][kind] if self.numbers[place].get(kind) == value else ""

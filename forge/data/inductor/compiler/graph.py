@@ -589,7 +589,7 @@ class Sizes:
     layer: Layer | None = None
     """The layer with a window that runs."""
     windows: list[Window] = field(default_factory=list[Window])
-    """Those that ran."""
+    """Layers with a window, in the order in which they ran."""
 
     def symbolic(
         self, value: Any, label: str, axes: Sequence[str] | None = None, *, owner: str
