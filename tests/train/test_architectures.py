@@ -62,7 +62,7 @@ def trained_by_sft(model_dir: Path, at: Path) -> dict[str, Any]:
 
     trainer, client = sft_trainer(model_dir, at), OneBatch(at)
     trainer.train()
-    stage._publish(trainer, client, tokens=stage.probe_tokens(trainer.rows))  # type: ignore[arg-type]
+    stage._publish(trainer, client)  # type: ignore[arg-type]
     (published,) = client.published
     return published
 

@@ -95,7 +95,7 @@ def grpo_trainer(settings: Any, client: Any) -> Any:
     from forge.train.trainer.grpo import GrpoReporter, make_trainer
 
     trainer = make_trainer(settings, client=client)
-    trainer.add_callback(GrpoReporter(trainer, stop=StopFlag()))
+    trainer.add_callback(GrpoReporter(trainer, client=trainer.client, stop=StopFlag()))
     return trainer
 
 

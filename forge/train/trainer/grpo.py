@@ -31,13 +31,7 @@ from trl.trainer.utils import use_adapter
 
 from forge.records import Sample
 from forge.train.batch import read_batch
-from forge.train.trainer.child.control import (
-    StepOrders,
-    StopFlag,
-    SupervisorClient,
-    TakenBatch,
-    open_stage,
-)
+from forge.train.trainer.child.control import StepOrders, SupervisorClient, TakenBatch, open_stage
 from forge.train.trainer.child.parallel import World, take_peak_bytes
 from forge.train.trainer.child.settings import TrainerSettings, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter, StageTrainer
@@ -61,7 +55,7 @@ def train_turns(settings: TrainerSettings) -> None:
     with open_stage(settings) as (client, stop):
         trainer = make_trainer(settings, client=client)
         client.before_poll = trainer.publisher.check
-        trainer.add_callback(GrpoReporter(trainer, stop=stop))
+        trainer.add_callback(GrpoReporter(trainer, client=client, stop=stop))
         logger.info("training from %s, layout: %s", last or settings.model_dir, settings.layout)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
         trainer.publisher.wait()
@@ -92,12 +86,8 @@ def hold_reference(model: Any) -> None:
             model.get_parameter(name.replace(".default.", ".ref.")).data.copy_(parameter.data)
 
 
-class GrpoReporter(Reporter):
+class GrpoReporter(Reporter["TurnTrainer"]):
     """Also ends the trainer's steps, and the stage after SIGTERM."""
-
-    def __init__(self, trainer: TurnTrainer, *, stop: StopFlag) -> None:
-        super().__init__(trainer, client=trainer.client, stop=stop)
-        self._trainer = trainer
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

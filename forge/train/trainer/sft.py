@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from forge.train.trainer.child.control import StopFlag, SupervisorClient, open_stage
+from forge.train.trainer.child.control import SupervisorClient, open_stage
 from forge.train.trainer.child.parallel import take_peak_bytes
 from forge.train.trainer.child.settings import TrainerSettings, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter, StageTrainer
@@ -30,7 +30,7 @@ from forge.train.trainer.model.load import load_model
 from forge.train.trainer.packed import sequences
 from forge.train.trainer.packed.head import Scores
 from forge.train.trainer.packed.sequences import MicroBatch
-from forge.train.trainer.publish.weights import Tokens, free_dir, probe, save_weights, snapshot
+from forge.train.trainer.publish.weights import Tokens, probe, snapshot, write_and_offer
 
 logger = logging.getLogger(__name__)
 
@@ -50,22 +50,24 @@ def train_answers(settings: TrainerSettings) -> None:
         if step < trainer.state.max_steps:
             logger.info("stopped after step %d of %d, saved", step, trainer.state.max_steps)
             return
-        _publish(trainer, client, tokens=probe_tokens(rows))
+        _publish(trainer, client)
 
 
-def _publish(trainer: AnswerTrainer, client: SupervisorClient, *, tokens: Tokens | None) -> None:
-    """Publish the weights as they are at the end. Collective."""
+def _publish(trainer: AnswerTrainer, client: SupervisorClient) -> None:
+    """Publish the weights as they are at the end; the probe is of the row with the most trained
+    tokens. Collective."""
     model: Any = trainer.model
-    settings, step = trainer.settings, trainer.step
+    settings, started = trainer.settings, time.monotonic()
+    row = max(trainer.rows, key=lambda row: len(row.trained))
+    start = next(iter(row.trained.tolist()), None)
     with trainer.card.taken():
-        dtype = settings.publish_dtype
-        weights = snapshot(model, dtype=dtype, keeps=trainer.world.is_main)
-        scored = None if tokens is None else probe(model, tokens)
-    if not trainer.world.is_main:
-        return
-    path = free_dir(settings.weights_dir, f"sft-{step:06d}")
-    save_weights(model, path, model_dir=settings.model_dir, sync=True, weights=weights)
-    client.publish(step=step, path=path, probe=scored)
+        weights = snapshot(model, dtype=settings.publish_dtype, keeps=trainer.world.is_main)
+        scored = None if start is None else probe(model, Tokens.of_row(row.ids.tolist(), start))
+    if trainer.world.is_main:
+        write_and_offer(
+            model, weights, scored, settings=settings, client=client, step=trainer.step,
+            copied_s=time.monotonic() - started,
+        )  # fmt: skip
 
 
 def make_trainer(settings: TrainerSettings, *, rows: Sequence[TokenRow]) -> AnswerTrainer:
@@ -73,35 +75,23 @@ def make_trainer(settings: TrainerSettings, *, rows: Sequence[TokenRow]) -> Answ
     return AnswerTrainer(rows=rows, settings=settings, model=model, arguments=arguments)
 
 
-def probe_tokens(rows: Sequence[TokenRow]) -> Tokens | None:
-    """Tokens of the row with the most trained ones; None if no row has any."""
-    row = max(rows, key=lambda row: len(row.trained))
-    return Tokens.of_row(row.ids.tolist(), int(row.trained[0])) if len(row.trained) else None
-
-
-class SftReporter(Reporter):
+class SftReporter(Reporter["AnswerTrainer"]):
     """Also reports progress each second and ends the stage after SIGTERM. Rank 0 decides for all
     ranks."""
 
-    def __init__(self, trainer: AnswerTrainer, *, client: SupervisorClient, stop: StopFlag) -> None:
-        super().__init__(trainer, client=client, stop=stop)
-        self._trainer = trainer
-        self._reported_at = 0.0
-        self._reported_tokens = 0.0
+    _reported_at = 0.0
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ask for a log line when progress is due, for a checkpoint and the end after SIGTERM."""
-        is_due, is_asked_to_stop = self._trainer.world.from_main(self._decide)
+        is_due, is_asked_to_stop = self._trainer.world.from_main(
+            lambda: (time.monotonic() - self._reported_at >= PROGRESS_EVERY_S, self._stop.is_set)
+        )
         if is_due or state.global_step >= state.max_steps:
             control.should_log = True
         if is_asked_to_stop:
             control.should_save = control.should_training_stop = True
-
-    def _decide(self) -> tuple[bool, bool]:
-        """(progress is due, SIGTERM arrived)."""
-        return time.monotonic() - self._reported_at >= PROGRESS_EVERY_S, self._stop.is_set
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
@@ -111,12 +101,12 @@ class SftReporter(Reporter):
         if logs is None or "loss" not in logs:
             return
         now, world = time.monotonic(), self._trainer.world
-        (tokens,) = world.sum([float(self._trainer.num_trained)])
+        num_tokens, accuracy = self._trainer.take_scored()
         metrics = {
             "train/loss/mean": logs["loss"],
             "train/grad_norm/value": logs["grad_norm"],
             "train/learning_rate/value": logs["learning_rate"],
-            "train/token_accuracy/mean": self._trainer.take_accuracy(),
+            "train/token_accuracy/mean": accuracy,
         }
         if seconds := self._trainer.take_checkpoint_s():
             metrics["train/checkpoint/seconds"] = seconds
@@ -124,9 +114,8 @@ class SftReporter(Reporter):
         if peak:
             metrics["train/peak_bytes/max"] = peak
         if self._reported_at:
-            seconds = now - self._reported_at
-            metrics["train/tokens/per_s"] = (tokens - self._reported_tokens) / seconds
-        self._reported_at, self._reported_tokens = now, tokens
+            metrics["train/tokens/per_s"] = num_tokens / (now - self._reported_at)
+        self._reported_at = now
         report = partial(self._client.progress, step=state.global_step, total=state.max_steps)
         if world.from_main(partial(report, metrics=metrics)).save:
             self.save(control)
@@ -220,8 +209,6 @@ class AnswerTrainer(StageTrainer):
     def __init__(self, *, rows: Sequence[TokenRow], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rows = rows
-        self.num_trained = 0
-        """Tokens that this rank has trained on, in this process."""
         self._num_top: torch.Tensor | int = 0
         self._num_scored = 0
         self._batches: Iterator[list[int]] | None = None
@@ -243,14 +230,13 @@ class AnswerTrainer(StageTrainer):
 
     def loss_of(self, micro_batch: MicroBatch, scores: Scores) -> torch.Tensor:
         if not micro_batch.is_filler and scores.is_top is not None:
-            self.num_trained += micro_batch.num_trained
             self._num_scored += micro_batch.num_trained
             self._num_top = self._num_top + scores.is_top.sum()
         return -(scores.logps * micro_batch.values["weight"]).sum()
 
-    def take_accuracy(self) -> float:
-        """Share of trained tokens since the last call to which the model gave the highest
-        probability, over all ranks. Collective; waits for the GPU."""
+    def take_scored(self) -> tuple[float, float]:
+        """Trained tokens since the last call, and the share of them to which the model gave the
+        highest probability, over all ranks. Collective; waits for the GPU."""
         right, scored = self.world.sum([float(self._num_top), float(self._num_scored)])
         self._num_top = self._num_scored = 0
-        return right / max(scored, 1.0)
+        return scored, right / max(scored, 1.0)

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,11 @@ class TrainerSettings:
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> TrainerSettings:
+        card = config["gpus"] and config["gpus"][int(os.environ.get("LOCAL_RANK", "0"))]
         own = {
             "is_elsewhere": bool(config["meeting"] and config["meeting"]["first"]),
             "publish_dtype": _DTYPES[config["publish_dtype"]],
-            "shared_card": _own(config["gpus"], shared=config["shared_gpus"]),
+            "shared_card": card if card in config["shared_gpus"] else None,
         }
         paths = {name: config[name] and Path(config[name]) for name in _PATHS}
         given = {each.name for each in fields(cls)} - own.keys() - paths.keys()
@@ -139,11 +140,6 @@ def class_of(config: PreTrainedConfig) -> Any:
     generates = name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel"))
     found = getattr(transformers, name, None) if generates else None
     return found or transformers.AutoModelForCausalLM
-
-
-def _own(gpus: Sequence[str], *, shared: Sequence[str]) -> str | None:
-    own = gpus[int(os.environ.get("LOCAL_RANK", "0"))] if gpus else None
-    return own if own in shared else None
 
 
 def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -107,13 +107,10 @@ class StageTrainer(Trainer):
         micro_batches = self.next_batch()
         if micro_batches is None:
             self.control.should_training_stop = True
-            self.control.should_save = self.is_unsaved
+            is_saved = self.saved == checkpoint_dir(self.settings.work_dir, self.step)
+            self.control.should_save = self.step > 0 and not is_saved
             return [], None
         return [micro_batches], None
-
-    @property
-    def is_unsaved(self) -> bool:
-        return self.step > 0 and self.saved != checkpoint_dir(self.settings.work_dir, self.step)
 
     def training_step(
         self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None
@@ -209,11 +206,14 @@ class StageTrainer(Trainer):
         self._checkpoint_s += time.monotonic() - began
 
 
-class Reporter(TrainerCallback):
+AnyTrainer = TypeVar("AnyTrainer", bound=StageTrainer)
+
+
+class Reporter(TrainerCallback, Generic[AnyTrainer]):
     """Releases a shared GPU after the optimizer's step, and passes checkpoints on."""
 
-    def __init__(self, trainer: StageTrainer, *, client: SupervisorClient, stop: StopFlag) -> None:
-        self._stage_trainer, self._client, self._stop = trainer, client, stop
+    def __init__(self, trainer: AnyTrainer, *, client: SupervisorClient, stop: StopFlag) -> None:
+        self._trainer, self._client, self._stop = trainer, client, stop
         self._is_save_ordered = False
 
     def save(self, control: TrainerControl) -> None:
@@ -224,14 +224,14 @@ class Reporter(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ask the disk before the first checkpoint."""
-        self._stage_trainer.require_disk()
-        self._stage_trainer.announce = self._client.checkpoint
+        self._trainer.require_disk()
+        self._trainer.announce = self._client.checkpoint
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The last micro-batch took the GPU; the step is done with it."""
-        self._stage_trainer.card.give()
+        self._trainer.card.give()
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -239,7 +239,7 @@ class Reporter(TrainerCallback):
         """Wait for a checkpoint that somebody waits for."""
         if self._is_save_ordered:
             self._is_save_ordered = False
-            self._stage_trainer.checkpoints.wait()
+            self._trainer.checkpoints.wait()
 
 
 CHUNK = 1 << 24

@@ -342,15 +342,15 @@ class Publisher(Background):
 def write_and_offer(
     policy: Any, weights: dict[str, torch.Tensor], probe: dict[str, Any] | None, *,
     settings: TrainerSettings, client: SupervisorClient, step: int, copied_s: float,
-    is_shared: bool,
+    is_shared: bool = False,
 ) -> int:  # fmt: skip
-    """Write a grpo step's weights and offer them to every replica; returns their version.
+    """Write a step's weights and offer them to every replica; returns their version.
 
     `weights` is a copy, emptied when nobody needs it; of `policy` only the config is read.
     `copied_s` is the time that the copy and the probe took, for the log. `is_shared`: engines read
     the copy itself."""
     started = time.monotonic()
-    path = free_dir(settings.weights_dir, f"grpo-{step:06d}")
+    path = free_dir(settings.weights_dir, f"{settings.stage['kind']}-{step:06d}")
     if is_shared:
         share(path, weights)
     else:
