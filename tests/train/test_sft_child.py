@@ -20,7 +20,7 @@ from tests.train.conftest import FakeSupervisor, Served
 from tests.train.trained import job_of, settings_of
 
 STAGE = SftStage(
-    kind="sft", steps=9, learning_rate=3e-3, batch_size=8, save_every=3, warmup_steps=2
+    kind="sft", steps=9, learning_rate=3e-3, batch_size=8, save_every=3, warmup_steps=2, threads=2
 )
 
 
@@ -72,16 +72,17 @@ def loss_and_gradients(trainer: Any) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize(("packing", "threads"), [(False, 1), (True, 1), (False, 3), (True, 2)])
 @pytest.mark.parametrize("budget", [120, 16384])
 def test_loss_and_gradients_are_those_of_transformers_however_the_rows_are_laid(
-    tiny_model: Path, tmp_path: Path, packing: bool, budget: int
+    tiny_model: Path, tmp_path: Path, packing: bool, threads: int, budget: int
 ) -> None:
     from transformers import Qwen3ForCausalLM
 
     write_rows(tmp_path / "rows.jsonl")
     keys = {"steps": 1, "batch_size": 40, "packing": packing, "micro_batch_tokens": budget}
-    trainer = trainer_of(tiny_model, tmp_path, STAGE.model_copy(update=keys))
+    stage = STAGE.model_copy(update={**keys, "threads": threads})
+    trainer = trainer_of(tiny_model, tmp_path, stage)
     loss, gradients = loss_and_gradients(trainer)
     plain = Qwen3ForCausalLM.from_pretrained(tiny_model)
     num = sum(len(row.trained) for row in trainer.rows)

@@ -923,7 +923,7 @@ class TrainStage(StageTable):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Maximum norm of the gradient; a larger one is scaled down."""
     threads: Positive = 1
-    """CPU threads of the trainer."""
+    """CPU threads of the trainer. Without GPUs, each trains a micro-batch of its own."""
     parallel: Literal["auto", "ddp", "fsdp2"] = "auto"
     """Parallelism over several GPUs. ddp: a whole model on each. fsdp2: a shard on each. auto: ddp
     if the whole model fits."""

@@ -57,7 +57,15 @@ class TrainerSettings:
     @property
     def micro_batch_tokens(self) -> int:
         """Maximum tokens of one forward-backward, a restart's scale included."""
-        return max(1, int(self.stage["micro_batch_tokens"] * self.micro_batch_scale))
+        budget = int(self.stage["micro_batch_tokens"] * self.micro_batch_scale)
+        return max(1, budget // self.beside)
+
+    @property
+    def beside(self) -> int:
+        """Micro-batches that are trained at the same time, by a thread each. Threads that share one
+        operation of a small model wait longer for each other than it takes."""
+        is_plain = self.num_ranks == 1 and not (torch.cuda.is_available() or self.stage["compile"])
+        return self.stage["threads"] if is_plain else 1
 
     @property
     def is_packed(self) -> bool:

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -65,6 +67,9 @@ class StageTrainer(Trainer):
         self._checkpoint_s = 0.0
         self.world = World()
         self.card = SharedCard(settings.shared_card)
+        self._threads, self._counting = ThreadPoolExecutor(settings.beside), threading.Lock()
+        if settings.beside > 1:
+            torch.set_num_threads(1)
         add_head(model, temperature=settings.temperature)
         super().__init__(
             model=model,
@@ -78,10 +83,13 @@ class StageTrainer(Trainer):
         self.checkpoints = Checkpoints(self.world, self.card, is_sharded=self.is_fsdp_enabled)
 
     def cut(self, batch: Sequence[sequences.Sequence]) -> list[MicroBatch]:
-        return cut_batch(
-            batch, max_tokens=self.settings.micro_batch_tokens, layout=self.settings.layout,
-            rank=self.world.rank, num_ranks=self.world.size,
+        """This rank's micro-batches; for threads those of as many ranks, which are even."""
+        settings, rank, num = self.settings, self.world.rank, self.settings.beside
+        cut = partial(
+            cut_batch, batch, max_tokens=settings.micro_batch_tokens, layout=settings.layout,
+            num_ranks=self.world.size * num,
         )  # fmt: skip
+        return [each for thread in range(num) for each in cut(rank=rank * num + thread)]
 
     def next_batch(self) -> list[MicroBatch] | None:
         """The micro-batches of the next optimizer step; None if there are none to come."""
@@ -119,25 +127,44 @@ class StageTrainer(Trainer):
         times the number of ranks, whose gradients are averaged."""
         loss = torch.zeros((), device=self.args.device)
         model.train()
+        if self.settings.beside > 1:
+            return loss + self._train_beside(model, inputs)
         for micro_batch in inputs:
             # FSDP2 sums its shards each time: waiting would take memory for all gradients whole.
             is_last = micro_batch is inputs[-1] or self.is_fsdp_enabled
             self.card.take()
             with nullcontext() if is_last else self.accelerator.no_sync(model):
-                loss += self._trained(model, micro_batch.on(self.args.device))
+                part = self._loss(model, self.prepared(micro_batch.on(self.args.device)))
+                self.accelerator.backward(part)
+                loss += part.detach()
             if micro_batch is not inputs[-1]:
                 self.card.give()  # after the last one the optimizer steps
         return loss
 
-    def _trained(self, model: torch.nn.Module, micro_batch: MicroBatch) -> torch.Tensor:
-        micro_batch = self.prepared(micro_batch)
+    def _train_beside(self, model: torch.nn.Module, inputs: Sequence[MicroBatch]) -> torch.Tensor:
+        """The same with a thread for each of several micro-batches. Gradients are added in the
+        order of these, whichever is ready first."""
+        trained = [each for each in model.parameters() if each.requires_grad]
+
+        def train(micro_batch: MicroBatch) -> tuple[torch.Tensor, Sequence[torch.Tensor | None]]:
+            part = self._loss(model, micro_batch)
+            return part.detach(), torch.autograd.grad(part, trained, allow_unused=True)
+
+        loss = torch.zeros(())
+        for part, gradients in self._threads.map(train, [self.prepared(each) for each in inputs]):
+            loss += part
+            for weight, gradient in zip(trained, gradients, strict=True):
+                if gradient is not None:
+                    weight.grad = gradient if weight.grad is None else weight.grad + gradient
+        return loss
+
+    def _loss(self, model: torch.nn.Module, micro_batch: MicroBatch) -> torch.Tensor:
         scores = score(model, micro_batch, router_weight=self.router_weight)
-        loss = self.loss_of(micro_batch, scores)
+        with self._counting:
+            loss = self.loss_of(micro_batch, scores)
         if scores.router_loss is not None:
             loss = loss + scores.router_loss * (self.router_weight * micro_batch.share)
-        loss = loss * self.world.size
-        self.accelerator.backward(loss)
-        return loss.detach()
+        return loss * self.world.size
 
     @property
     def step(self) -> int:
