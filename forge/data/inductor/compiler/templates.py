@@ -100,31 +100,15 @@ _PRODUCT = """{{def_kernel("A", "B")}}
 """
 
 
-class _Axes(str):
-    """Letters of the axes of a window. Its numbers are one for all axes where it `is_even`."""
-
-    is_even = True
-
-    @classmethod
-    def of(cls, rank: int, *, is_even: bool) -> _Axes:
-        made = cls("dhw"[-rank:])
-        made.is_even = is_even
-        return made
-
-    def number(self, kind: str, axis: str) -> str:
-        """The name of a number of the window."""
-        return kind if self.is_even else f"{kind}_{axis.upper()}"
-
-
-def _convolution(axes: _Axes, *, is_transposed: bool, is_depthwise: bool) -> str:
+def _convolution(names: str, *, is_transposed: bool, is_depthwise: bool) -> str:
     """The text of a template for a convolution over some axes."""
     made = _depthwise if is_depthwise else _grouped
-    lines = made(axes, is_transposed=is_transposed)
+    lines = made(names, is_transposed=is_transposed)
     given = '{{def_kernel("X", "W", "B") if BIASED else def_kernel("X", "W")}}'
     return "\n".join([given, *(f"    {one}" for one in lines), ""])
 
 
-def _grouped(names: _Axes, *, is_transposed: bool) -> list[str]:
+def _grouped(names: str, *, is_transposed: bool) -> list[str]:
     """Lines of an implicit product: k runs over input channels and taps."""
     taps = _taps(names)
     ins, outs = (0, 1) if is_transposed else (1, 0)
@@ -179,7 +163,7 @@ BIAS = "{{'B' if BIASED else 'W'}}"
 """The tensor of the line that adds the bias; `rewrite` puts a layer's bias there that is None."""
 
 
-def _depthwise(names: _Axes, *, is_transposed: bool) -> list[str]:
+def _depthwise(names: str, *, is_transposed: bool) -> list[str]:
     """Lines of a sum over taps, where each channel has a kernel of its own."""
     return _each(
         names, 'channels = {{size("W", 0)}}', "tl.zeros((BLOCK,), dtype=tl.float32)", "0.0",
@@ -188,7 +172,7 @@ def _depthwise(names: _Axes, *, is_transposed: bool) -> list[str]:
     )  # fmt: skip
 
 
-def _pool(names: _Axes, *, is_max: bool) -> str:
+def _pool(names: str, *, is_max: bool) -> str:
     """The text of a template for the largest element or the mean of a window."""
     start, other = ("float('-inf')",) * 2 if is_max else ("0.0", "0.0")
     lines = _each(
@@ -200,7 +184,7 @@ def _pool(names: _Axes, *, is_max: bool) -> str:
 
 
 def _each(
-    names: _Axes, channels: str, start: str, other: str, step: list[str], last: Sequence[str] = (),
+    names: str, channels: str, start: str, other: str, step: list[str], last: Sequence[str] = (),
     *, is_transposed: bool = False,
 ) -> list[str]:  # fmt: skip
     """Lines of a window over each channel."""
@@ -229,8 +213,12 @@ def _each(
     ]
 
 
-def _taps(names: _Axes) -> str:
-    return " * ".join(names.number("KERNEL", n) for n in names)
+def _taps(names: str) -> str:
+    return " * ".join(_number("KERNEL", n) for n in names)
+
+
+def _number(kind: str, axis: str) -> str:
+    return f"{kind}_{axis.upper()}"
 
 
 def _address(names: str, channel: str) -> str:
@@ -257,12 +245,12 @@ def _positions(names: str, index: str) -> tuple[list[str], str]:
     return lines, index
 
 
-def _reading(names: _Axes, is_transposed: bool) -> tuple[list[str], str]:
+def _reading(names: str, is_transposed: bool) -> tuple[list[str], str]:
     """Lines that find the input of a tap, and the conditions for it: the same for all convolutions
     of a kind, whose kernel, stride, padding and dilation stand in the launch."""
     tap, lines, inside = "tap", list[str](), list[str]()
     for n in reversed(names):
-        kernel, stride, padding, dilation = (names.number(one, n) for one in WINDOW)
+        kernel, stride, padding, dilation = (_number(one, n) for one in WINDOW)
         offset = f"{tap} % {kernel} * {dilation}"
         tap = f"{tap} // {kernel}"
         if is_transposed:
@@ -294,32 +282,31 @@ def _pool_sizes(
 
 
 PRODUCT = TritonTemplate(name="product", grid=_product_grid, source=_PRODUCT)
-EVEN = {True: "even", False: "uneven"}
+AXES = {rank: "dhw"[-rank:] for rank in (1, 2, 3)}
+"""Letters of the axes of a window, by their number."""
 KINDS = ("plain", "transposed")
 CONVOLUTIONS = {
     (rank, kind, is_depthwise): TritonTemplate(
         name=f"convolution_{rank}d_{kind}{'_depthwise' * is_depthwise}",
         grid=_depthwise_grid if is_depthwise else _convolution_grid,
         source=_convolution(
-            _Axes.of(rank, is_even=rank == 1), is_transposed=kind == "transposed",
-            is_depthwise=is_depthwise,
+            names, is_transposed=kind == "transposed", is_depthwise=is_depthwise
         ),
     )
-    for rank in (1, 2, 3)
+    for rank, names in AXES.items()
     for kind in KINDS
     for is_depthwise in (False, True)
 }  # fmt: skip
 """By rank, kind, and whether each channel has a kernel of its own."""
 POOLS = {
-    (rank, is_even, is_max): TritonTemplate(
-        name=f"{'max' if is_max else 'avg'}_pool_{rank}d_{EVEN[is_even]}", grid=_depthwise_grid,
-        source=_pool(_Axes.of(rank, is_even=is_even), is_max=is_max),
+    (rank, is_max): TritonTemplate(
+        name=f"{'max' if is_max else 'avg'}_pool_{rank}d", grid=_depthwise_grid,
+        source=_pool(names, is_max=is_max),
     )
-    for rank in (1, 2, 3)
-    for is_even in (False, True)
+    for rank, names in AXES.items()
     for is_max in (False, True)
 }  # fmt: skip
-"""By rank, whether the window is even, and whether the largest element is taken."""
+"""By rank, and whether the largest element is taken."""
 
 
 def _block(size: Any, most: int) -> int:
@@ -376,8 +363,7 @@ def _conv(
     is_depthwise = groups > 1 and known.statically_known_equals(second, 1)
     is_depthwise = is_depthwise and known.optimization_hint(first, fallback=0) == groups
     kernel = [known.guard_int(one) for one in weight.get_size()[2:]]
-    axes = _Axes.of(rank, is_even=rank == 1)
-    options = _window(axes, kernel, stride, padding, dilation)
+    options = _window(rank, kernel, stride, padding, dilation)
     if is_depthwise:
         options["BLOCK"] = 256
     else:
@@ -403,22 +389,21 @@ def _shape() -> list[Any]:
     return [sympy.sympify(getattr(getattr(one, "node", None), "expr", one)) for one in sizes]
 
 
-def _window(axes: _Axes, *values: Any) -> dict[str, int]:
+def _window(rank: int, *values: Any) -> dict[str, int]:
     """The numbers of a window by their names."""
     return {
-        axes.number(kind, name): int(numbers[place % len(numbers)])
+        _number(kind, name): int(numbers[place % len(numbers)])
         for kind, numbers in zip(WINDOW, values, strict=True)
-        for place, name in enumerate(axes)
+        for place, name in enumerate(AXES[rank])
     }
 
 
 def _pooled(
     is_max: bool, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 ) -> Any:  # fmt: skip
-    is_even = all(len({*one}) == 1 for one in (kernel, stride, padding, dilation))
-    window = _window(_Axes.of(len(kernel), is_even=is_even), kernel, stride, padding, dilation)
-    template = POOLS[len(kernel), is_even, is_max]
-    return _generated(template, [_contiguous(x)], _shape(), num_stages=2, BLOCK=256, **window)
+    window = _window(len(kernel), kernel, stride, padding, dilation)
+    template = POOLS[len(kernel), is_max]
+    return _generated(template, [_contiguous(x)], _shape(), num_stages=2, **window, BLOCK=256)
 
 
 def _of_floats(ours: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
