@@ -72,7 +72,6 @@ class Harvested:
     policy: str = ""
     products: int = 0
     kernels: int = 0
-    literals: tuple[str, ...] = ()
     broken: str = ""
     """A variant of the code that is not correct."""
     words: tuple[str, str, str] = ("", "", "")
@@ -85,7 +84,7 @@ class Harvested:
         """A result as the log has it."""
         if row is None:
             return None
-        return cls(**{**row, "literals": tuple(row["literals"]), "words": (*row["words"],)})
+        return cls(**{**row, "words": (*row["words"],)})
 
     @property
     def is_problem(self) -> bool:
@@ -222,7 +221,6 @@ class Summary:
             self.pairs["correct"] += 1
             self.pairs[f"policy {result.policy}"] += 1
             self.pairs["with a product of its own"] += bool(result.products)
-            self.pairs["without a size as a number"] += not result.literals
             self.pairs["right at two sizes"] += bool(result.other)
             if result.speedup is not None:
                 self.pairs["timed"] += 1

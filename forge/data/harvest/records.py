@@ -88,8 +88,6 @@ class Answered:
     """Names of the kernels that it launches."""
     products: int
     """Kernels that do a product or a convolution."""
-    literals: tuple[str, ...] = ()
-    """Sizes of tensors that stand as numbers in launcher or kernels, for people."""
 
 
 class Unanswered(Exception):

@@ -12,7 +12,7 @@ import copy
 import keyword
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from forge.data.harvest.records import Answered, Unanswered
@@ -691,13 +691,6 @@ def _name_buffers(forward: Forward) -> None:
                 expr.id = free_name("out" if id(root) in results else "hidden", taken)
 
 
-SMALL = 16
-"""Largest number that is taken for no size: kernels of convolutions, axes, factors. A grid and the
-shape of a result have no such numbers."""
-BLOCKS = ("BLOCK", "num_warps", "num_stages", "GROUP")
-"""Parts of names of keywords that are no sizes of tensors."""
-
-
 def rewrite(traced: Traced) -> Answered:
     """The plain module of a problem. Deterministic. Raises Unanswered for a form of code that is
     not known."""
@@ -721,7 +714,6 @@ def rewrite(traced: Traced) -> Answered:
         policy="hybrid" if any(isinstance(one, ast.Call) for one in calls) else "own",
         kernels=tuple(kernel_names(kernels).values()),
         products=sum(one.kind == "template" for one in kernels.values()),
-        literals=tuple(size_literals(code, traced.sizes)),
     )
 
 
@@ -737,40 +729,3 @@ def _sized(kernel: GeneratedKernel, forward: Forward) -> GeneratedKernel:
     return with_sizes_as_arguments(
         kernel, {name: size for name, size in sizes.items() if isinstance(size, int)}
     )
-
-
-def size_literals(code: str, sizes: Collection[int]) -> list[str]:
-    """Numbers above `SMALL` in kernels and in `forward` that equal a size, each with its line.
-
-    Blocks of a launch are left out: keywords like `BLOCK_M=64`, and the block in `triton.cdiv`.
-    """
-    lines, tree = code.splitlines(), ast.parse(code)
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return [
-        f"{number.value}: {lines[number.lineno - 1].strip()[:80]}"
-        for node in [*tree.body, *(one for owner in classes for one in owner.body)]
-        if isinstance(node, ast.FunctionDef) and node.name != "__init__"
-        for number in _numbers(node)
-        if number.value in sizes
-    ]
-
-
-def _numbers(node: ast.AST) -> Iterator[ast.Constant]:
-    match node:
-        case ast.Constant(value=value):
-            if type(value) is int and value > SMALL:
-                yield node
-        case ast.keyword(arg=str(name)) if any(one in name for one in BLOCKS):
-            pass
-        case ast.Call(args=[first, *_]) if dotted(node.func) == "triton.cdiv":
-            yield from _numbers(first)
-        case _:
-            match node:
-                case (
-                    ast.Call(func=ast.Subscript(slice=ast.Tuple(elts=direct)))
-                    | ast.Call(func=ast.Attribute(attr="empty"), args=[ast.Tuple(elts=direct), *_])
-                ):
-                    small = [one for one in direct if isinstance(one, ast.Constant)]
-                    yield from (x for x in small if type(x.value) is int and 1 < x.value <= SMALL)
-            for child in ast.iter_child_nodes(node):
-                yield from _numbers(child)

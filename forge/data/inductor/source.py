@@ -94,8 +94,6 @@ class Traced:
     """Names for people of the symbols of sizes: axes of inputs, of parameters, others."""
     windows: Sequence[Window] = ()
     """Its convolutions and pools that are layers."""
-    sizes: frozenset[int] = frozenset()
-    """Lengths of all axes, and products of the last ones, of inputs, parameters and results."""
 
     @property
     def forward(self) -> ast.FunctionDef:

@@ -14,7 +14,6 @@ import ast
 import contextlib
 import dataclasses
 import keyword
-import math
 import re
 import types
 import warnings
@@ -188,10 +187,6 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             with _reason("not compiled"):
                 code = _code(graph, [sizes.on_card(symbols[place]) for place in passed])
         assert made.result is not None
-        tensors = [*(one.value for one in held), *(one for _, one in given)]
-        shapes = [x.shape for x in tensors if isinstance(x, torch.Tensor)] + sizes.shapes
-        known = [shape for shape in shapes if all(type(n) is int for n in shape)]
-        lengths = {math.prod(shape[k:]) for shape in known for k in range(len(shape))}
         return Traced(
             code=_with_formulas(code, sizes.formulas),
             definitions=definitions,
@@ -199,7 +194,6 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             result=made.result,
             names=sizes.names,
             windows=sizes.windows,
-            sizes=frozenset(lengths.union(*known)),
         )
 
 
