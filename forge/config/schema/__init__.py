@@ -640,7 +640,7 @@ class ServeTable(Table):
     """Maximum length of a sequence, prompt and completion together."""
     precision: Literal["exact", "fast"] = "exact"
     """Precision of the engine. exact: float32 weights and KV cache, no flash attention; logprobs
-    equal those of transformers. fast: bfloat16 weights, float16 KV cache."""
+    equal those of transformers. fast: bfloat16 weights, float16 KV cache; on CPUs half the time."""
     weights: Literal["files", "ipc"] = "files"
     """Way of new weights from the trainer to engines. ipc: in the memory of its first GPU, which
     engines on this machine read (CUDA IPC), without files; vllm, all weights of a model that is no

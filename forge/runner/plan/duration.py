@@ -207,11 +207,13 @@ class _Costs:
         serve, total = self.experiment.serve, num_rollouts * turns * tokens
         if serve.url or self.experiment.cluster.serve:
             raise Unknown("engines are elsewhere")
+        width = 4 if serve.precision == "exact" else 2
         if not self.placement.serve:
-            each = GENERATE_S_PER_TOKEN + self._num_params * GENERATE_S_PER_TOKEN_PARAM
+            each = (
+                (GENERATE_S_PER_TOKEN + self._num_params * GENERATE_S_PER_TOKEN_PARAM) * width / 4
+            )
             return _Spent(total * each / (serve.replicas * serve.threads), total * each)
         card, shape = self._card(self.placement.serve[0]), self._shape
-        width = 4 if serve.precision == "exact" else 2
         at_once = min(num_rollouts, serve.slots * serve.replicas)
         cache = at_once / serve.replicas * shape.kv_of(serve.context_tokens) / 2
         read = width * (shape.active_params + cache) / serve.tensor_parallel

@@ -137,7 +137,7 @@ def test_a_row_too_long_for_a_card_is_refused_with_a_length_that_fits_and_why():
             "GPUs of 40 GB",
             "model",
         ),
-        ("1xA100-80GB", ["devices.serve=1"], 'serve.precision = "fast"', "train"),
+        ("1xA100-80GB", ["devices.serve=1", "serve.precision=exact"], '= "fast"', "train"),
         ("1xA100-60GB", ["devices.serve=1", "serve.precision=fast"], "tensor_parallel = 2", "role"),
         ("1xA100-6GB", ["devices.judge=1", "problems.sizes=gpu"], '"small"', "serve"),
     ],
@@ -207,7 +207,7 @@ def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
 
 
 def test_a_memory_share_too_small_for_the_model_is_refused():
-    with pytest.raises(MachineError, match=r"0\.15 of the GPU is 12\.9 GB; 0\.44 would fit"):
+    with pytest.raises(MachineError, match=r"0\.15 of the GPU is 12\.9 GB; 0\.24 would fit"):
         place_on(
             "8xH100-80GB", *ALL_AUTO, "serve.memory_share=0.15", "devices.train=4",
             model="Qwen/Qwen3-8B",
