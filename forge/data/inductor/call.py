@@ -20,13 +20,13 @@ from forge.data.inductor.source import (
     SCALAR,
     GeneratedAnswer,
     GeneratedKernel,
+    InOrder,
     Substituted,
     Traced,
     Window,
     called,
     dotted,
     expression,
-    in_order_of_axes,
     named,
     polynomial,
     product,
@@ -436,9 +436,8 @@ class _CallReader:
 
     def _number(self, node: ast.expr) -> ast.expr:
         """An expression of numbers, with the names of `call` replaced."""
-        return in_order_of_axes(
-            tidy(_Placed(self, None).visit(copy.deepcopy(node))), [*self.labels.values()]
-        )
+        made = tidy(_Placed(self, None).visit(copy.deepcopy(node)))
+        return InOrder([*self.labels.values()]).visit(made)
 
 
 @dataclass(slots=True)

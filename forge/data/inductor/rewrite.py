@@ -12,7 +12,7 @@ import copy
 import keyword
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from forge.data.harvest.records import Answered, Unanswered
@@ -33,6 +33,7 @@ from forge.data.inductor.module import kernel_names, operations, write_module
 from forge.data.inductor.source import (
     TEMPORARY,
     GeneratedKernel,
+    InOrder,
     Polynomial,
     Substituted,
     Traced,
@@ -51,7 +52,7 @@ from forge.data.inductor.source import (
     walk,
 )
 
-WIDEST = 40
+WIDEST = 48
 """Longest expression that takes in a value that is used once."""
 SHORT = 26
 """Longest value with a name of its own that another expression takes in."""
@@ -88,9 +89,9 @@ VALUES = {
 
 
 def readable(
-    forward: Forward, kernels: dict[str, GeneratedKernel]
+    forward: Forward, kernels: dict[str, GeneratedKernel], sizes: Sequence[str]
 ) -> tuple[Forward, dict[str, GeneratedKernel]]:
-    """The same steps and kernels with readable text."""
+    """The same steps and kernels with readable text; the names of sizes in the order of axes."""
     _name_buffers(forward)
     launches: dict[str, list[Launch]] = {name: [] for name in kernels}
     for step in forward.steps:
@@ -100,6 +101,8 @@ def readable(
                 if isinstance(value, View) and value.root.dtype is None:
                     value.root.dtype = TYPES.get(kernels[step.kernel].pointers.get(key, ""))
     made = {name: _kernel(one, launches[name]) for name, one in kernels.items()}
+    for one in made.values():
+        one.body[:] = [InOrder(sizes).visit(node) for node in one.body]
     return replace(forward, steps=list(_counted(forward))), made
 
 
@@ -639,7 +642,7 @@ def _argument_name(name: str, value: object) -> str:
         case ast.expr() if name in NUMELS:
             return NUMELS[name]
         case ast.expr():
-            parts = [one.id for one in walk(value) if isinstance(one, ast.Name)]
+            parts = re.findall(r"[A-Za-z_]\w*", ast.unparse(value))
             return "_".join(parts) if 0 < len(parts) <= 3 else name
         case _:
             return name
@@ -706,7 +709,7 @@ def rewrite(traced: Traced) -> Answered:
     kernels = {name: one for name, one in kernels.items() if name in launched}
     if not kernels:
         raise Unanswered("no kernel", "no launch reaches a returned value")
-    forward, kernels = readable(forward, kernels)
+    forward, kernels = readable(forward, kernels, [*traced.names.values()])
     code = write_module(answer, traced, kernels, forward)
     calls = (one.call for one in forward.steps if isinstance(one, Compute))
     return Answered(

@@ -443,25 +443,17 @@ def _multiplied(factors: Sequence[ast.expr]) -> ast.expr:
     return reduce(lambda one, other: ast.BinOp(left=one, op=ast.Mult(), right=other), factors)
 
 
-def in_order_of_axes(node: ast.expr, order: Sequence[str]) -> ast.expr:
-    """The expression with products of sizes from the first axis to the last, by their names."""
+class InOrder(ast.NodeTransformer):
+    """Writes products with what is no size first, then sizes from the first axis to the last."""
 
-    def place(one: ast.expr) -> int:
-        name = dotted(one)
-        return order.index(name) if name in order else -1
+    def __init__(self, sizes: Sequence[str]) -> None:
+        self.places = {name: place for place, name in enumerate(sizes)}
 
-    match node:
-        case ast.BinOp(op=ast.Mult()):
-            return _multiplied(sorted(_factors(node), key=place))
-        case ast.BinOp() | ast.Call():
-            for name, inner in ast.iter_fields(node):
-                if isinstance(inner, ast.expr):
-                    setattr(node, name, in_order_of_axes(inner, order))
-                elif isinstance(inner, list):
-                    setattr(node, name, [in_order_of_axes(one, order) for one in inner])
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.op, ast.Mult):
             return node
-        case _:
-            return node
+        return _multiplied(sorted(_factors(node), key=lambda x: self.places.get(dotted(x), -1)))
 
 
 class Substituted(ast.NodeTransformer):

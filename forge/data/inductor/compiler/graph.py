@@ -605,7 +605,8 @@ class Sizes:
         source = label.replace(".", "_")
         for axis, n in enumerate(value.shape):
             is_number = n < 2 or (is_taps and axis > 1 and n <= 16)
-            rank = GIVEN if not label.startswith("self.") else LAYER if axes else HELD
+            is_layers = axes is not None and value.dim() > 1  # one axis may be that of an input
+            rank = GIVEN if not label.startswith("self.") else LAYER if is_layers else HELD
             wish = (rank, names[axis], owner)
             sizes.append(int(n) if is_number else self._symbol(int(n), f"{source}_{axis}", wish))
         strides: list[Any] = [0] * len(sizes)
