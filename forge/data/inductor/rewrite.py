@@ -459,6 +459,11 @@ class _Indices(ast.NodeTransformer):
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         node = Substituted(self.rests).visit(node)
+        match node:
+            case ast.BinOp(ast.BinOp(_, ast.Mod(), inner) as left, ast.Mod(), outer) if ast.dump(
+                inner
+            ) == ast.dump(outer):
+                return self.visit(left)
         if (
             isinstance(node.op, ast.Add | ast.Sub)
             and self.plainer.is_index(node)

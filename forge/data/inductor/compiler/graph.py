@@ -582,6 +582,8 @@ class Sizes:
     """Sides of the results of convolutions, by their formula."""
     layer: Layer | None = None
     """The layer with a window that runs."""
+    multiples: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
+    """Sizes of channels that a norm divides into so many groups."""
     windows: list[Window] = field(default_factory=list[Window])
     """Layers with a window, in the order in which they ran."""
 
@@ -678,6 +680,10 @@ class Sizes:
         if function is torch.ops.aten.convolution.default:
             x, weight, _, stride, padding, dilation, transposed, more, _ = args
             kernel = weight.shape[2:]
+        elif function is torch.ops.aten.native_group_norm.default:
+            if isinstance(args[4], torch.SymInt):
+                self.multiples.append((args[4].node, int(args[6])))
+            return result
         elif function.namespace == "forge_data":
             x, kernel, stride, padding, dilation = args
             weight, transposed, more = None, False, (0,)
@@ -742,6 +748,8 @@ class Sizes:
         if not isinstance(expr, sympy.Expr):
             return expr
         if expr.has(FloorDiv, CleanDiv, ModularIndexing, Max):
+            for node, groups in self.multiples:
+                expr = _whole(expr, node.expr, groups)
             expr = self._without_divisions(expr)
         return _factored(expr) if expr.is_Add or expr.is_Mul else expr
 
@@ -796,6 +804,20 @@ class Sizes:
         self.names[str(symbol)] = self._free(f"out_{name}")
         self.formulas[str(symbol)] = str(value)
         return symbol, more
+
+
+def _whole(expr: Any, size: Any, groups: int) -> Any:
+    """The expression with a size in place of `groups * (size // groups)`, of which it is a
+    multiple."""
+    part = sympy.Symbol("part", integer=True, positive=True)
+
+    def is_whole(term: Any) -> bool:
+        factor, rest = term.as_coeff_Mul()
+        return factor.is_Integer and factor % groups == 0 and part in sympy.Mul.make_args(rest)
+
+    made = expr.xreplace({size: groups * part})
+    made = made.replace(lambda e: e.is_Mul and is_whole(e), lambda e: e / (groups * part) * size)
+    return made.xreplace({part: FloorDiv(size, groups)})
 
 
 @cache
@@ -859,7 +881,11 @@ def substitution(stack: contextlib.ExitStack, sizes: Sizes) -> None:
     def rename_indexing(self: Any, index: Any) -> Any:
         if isinstance(index, list | tuple):
             return [rename_indexing(self, one) for one in index]
-        return rename(self, sizes.substituted(V.graph.sizevars.simplify(index)))
+        made = sizes.substituted(V.graph.sizevars.simplify(index))
+        if sizes.multiples:
+            ranges = {name: one.length for name, one in self.range_tree_nodes.items()}
+            made = V.graph.sizevars.simplify_with_ranges(made, ranges)
+        return rename(self, made)
 
     def doprint(self: Any, expr: Any, **options: Any) -> str:
         return printed(self, sizes.substituted(expr), **options)
