@@ -40,12 +40,17 @@ async def test_a_screen_keeps_its_position_while_another_is_shown(canned_run: Ru
         assert "level INFO and above" in text_of(pilot)
 
 
-async def test_help_names_the_keys_of_the_screen(canned_run: RunPaths):
+async def test_help_names_the_keys_of_the_screen_and_opens_by_a_click(canned_run: RunPaths):
     async with watching(canned_run, keys=["5", "question_mark"]) as pilot:
         assert isinstance(pilot.app.screen, Help)
         check_snapshot(pilot, "help")
         await press(pilot, "question_mark")
         assert not isinstance(pilot.app.screen, Help)
+        for words in ("?", "Help"):
+            await pilot.click("KeyLine", offset=(text_of(pilot).split("\n")[-1].index(words), 0))
+            await settle(pilot)
+            assert isinstance(pilot.app.screen, Help)
+            await press(pilot, "question_mark")
 
 
 async def test_q_quits_with_0(canned_run: RunPaths):

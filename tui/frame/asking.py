@@ -23,10 +23,11 @@ from textual.app import App, ComposeResult
 from textual.binding import ActiveBinding, Binding, BindingType
 from textual.command import CommandList, CommandPalette
 from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
 from textual.events import Resize, ScreenResume
 from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
-from textual.widgets import Button, DataTable, Footer, Input, Static
+from textual.widgets import Button, DataTable, Input, Static
 from textual.worker import Worker, WorkerState
 
 from forge.store.reader import RunReader
@@ -203,6 +204,31 @@ class NavLine(Static):
         self.update("".join(parts))
 
 
+class KeyLine(Static):
+    """` jk Move  q Quit `: the screen's keys, in one widget: they change with focus and run, and
+    textual's Footer mounts a widget for each key at every change."""
+
+    def on_mount(self) -> None:
+        self.screen.bindings_updated_signal.subscribe(self, self.show_keys)
+
+    def show_keys(self, screen: Screen[Any]) -> None:
+        shown = dict[str, dict[str, ActiveBinding]]()
+        for each in screen.active_bindings.values():
+            if (binding := each.binding).show:
+                words = binding.group.description if binding.group else binding.description
+                shown.setdefault(words, {}).setdefault(binding.action, each)
+        parts: list[tuple[str, str]] = []
+        for words, found in shown.items():
+            click = ""
+            parts.append((" ", ""))
+            for _, binding, is_enabled, _ in found.values():
+                click = f"@click=app.simulate_key('{binding.key}')" if is_enabled else "dim"
+                key = self.app.get_key_display(binding)
+                parts.append((key, f"bold $footer-key-foreground {click}"))
+            parts.append((f" {words} ", click))
+        self.update(Content.assemble(*parts))
+
+
 class TopLine(Static):
     """`▶ quickstart-1 running · stage 4/5 grpo · step 3/20 · policy 4`, and a problem below."""
 
@@ -291,7 +317,7 @@ class AskingScreen(Screen[None], Generic[Data]):
         yield TopLine(self.watched)
         with Vertical(id="body"):
             yield from self.compose_body()
-        yield Footer(show_command_palette=False)
+        yield KeyLine()
 
     def compose_body(self) -> ComposeResult:
         """Yields the screen's own widgets, between the run line and the keys."""
