@@ -58,7 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Hides the imported and collected objects from later garbage collections."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -1,21 +1,23 @@
-"""Steps of a small model with a checkpoint after each, on the ranks of this environment.
+"""Steps of a small model with a checkpoint after each, on ranks that one process forks.
 
-`python -m tests.train.saved WORK_DIR [STEP FUNCTION]`: continues the newest whole checkpoint. Its
-shards are FSDP2's if there are several ranks. Rank 0 kills itself where the save of STEP calls
-FUNCTION of `forge.train.trainer.child.saving`.
+`python -u -m tests.train.saved`: a line of stdin is `RANKS STEP FUNCTION WORK_DIR`. The ranks
+continue the newest whole checkpoint; its shards are FSDP2's if there are several. Rank 0 kills
+itself where the save of STEP calls FUNCTION of `saving`. The answer is its exit code.
 """
 
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+import torch._dynamo  # at the first step, by every optimizer
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from forge.process.environment import rank_envs
 from forge.train.checkpoints import checkpoint_dir, find_resume_point
 from forge.train.trainer.child import saving
 from forge.train.trainer.child.parallel import SharedCard, World, end_rank
@@ -57,7 +59,7 @@ def kill_in(function: str) -> None:
     setattr(saving, function, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def main(work_dir: Path, fatal_step: int, fatal: str) -> None:
+def continue_training(work_dir: Path, fatal_step: int, fatal: str) -> NoReturn:
     """Train to the last step, from the newest checkpoint."""
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -83,6 +85,28 @@ def main(work_dir: Path, fatal_step: int, fatal: str) -> None:
     end_rank()
 
 
+def fork_rank(env: dict[str, str], *given: Any) -> int:
+    """Start a rank, which this process has imported everything for; returns its pid."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(100)
+        os.environ.update(env)
+        try:
+            continue_training(*given)
+        finally:
+            os._exit(1)
+    return pid
+
+
 if __name__ == "__main__":
-    folder, step, function = [*sys.argv[1:], "0", ""][:3]
-    main(Path(folder), int(step), function)
+    for line in sys.stdin:
+        ranks, step, function, folder = line.split(maxsplit=3)
+        envs = rank_envs(int(ranks)) if ranks != "1" else [{}]
+        pids = [fork_rank(env, Path(folder.strip()), int(step), function) for env in envs]
+        code = os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1])
+        for pid in pids[1:]:
+            if code:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        sys.stdout.write(f"{code}\n")
+    end_rank()

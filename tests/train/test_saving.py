@@ -1,33 +1,26 @@
 """A checkpoint is written beside the next steps: killed at any moment, the run has a whole one."""
 
-import os
-import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
 import torch
 
-from forge.process.environment import rank_envs
 from forge.train.checkpoints import checkpoint_dir, checkpoints, find_damage, find_resume_point
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def start(work_dir: Path, *arguments: str, ranks: int) -> int:
-    """Run `tests.train.saved` to its end, or to that of its first rank; returns rank 0's code."""
-    command = [sys.executable, "-m", "tests.train.saved", str(work_dir), *arguments]
-    envs = rank_envs(ranks) if ranks > 1 else [dict(os.environ)]
-    children = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for env in envs]
-    try:
-        return children[0].wait(timeout=100)
-    finally:
-        for child in children[1:]:
-            if child.poll() is None and children[0].returncode:
-                child.kill()
-            child.wait(timeout=100)
+@pytest.fixture(scope="module")
+def forking() -> Iterator[Popen[str]]:
+    """The process that forks ranks: torch is imported once for all of them."""
+    command = [sys.executable, "-um", "tests.train.saved"]
+    with Popen(command, text=True, stdin=PIPE, stdout=PIPE) as process:
+        yield process
 
 
 @pytest.mark.slow
@@ -36,18 +29,22 @@ def start(work_dir: Path, *arguments: str, ranks: int) -> int:
     [(1, 2, "write_manifest", 1), (2, 1, "put_in_place", 2)],
 )
 def test_a_run_killed_in_a_save_continues_the_last_whole_checkpoint_on_any_number_of_ranks(
-    tmp_path: Path, ranks: int, ranks_after: int, fatal: str, step: int
+    forking: Any, tmp_path: Path, ranks: int, ranks_after: int, fatal: str, step: int
 ) -> None:
     from tests.train.saved import STEPS, small, train, whole
 
-    assert start(tmp_path, str(step + 1), fatal, ranks=ranks) == -9
+    def code_of(*given: object) -> int:
+        print(*given, tmp_path, file=forking.stdin, flush=True)
+        return int(forking.stdout.readline())
+
+    assert code_of(ranks, step + 1, fatal) == -9
     assert list(checkpoints(tmp_path)) == list(range(1, step + 1))
     assert (tmp_path / ".staging" / f"checkpoint-{step + 1}").is_dir()
     assert find_resume_point(tmp_path).step == step
     files = {path.name for path in checkpoint_dir(tmp_path, step).iterdir()}
     shards = {f"__{rank}_0.distcp" for rank in range(ranks)}
     assert files == {*shards, ".metadata", "manifest.json", "more"}
-    assert start(tmp_path, ranks=ranks_after) == 0
+    assert code_of(ranks_after, 0, fatal) == 0
     assert list(checkpoints(tmp_path)) == list(range(1, STEPS + 1))
     assert find_damage(checkpoint_dir(tmp_path, STEPS)) == ""
     undisturbed = small()
