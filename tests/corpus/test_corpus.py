@@ -40,7 +40,7 @@ def test_the_corpus_has_many_pairs() -> None:
 )
 def test_the_judge_takes_every_honest_candidate(names: set[str]) -> None:
     pairs = [pair for pair in PAIRS if pair.name in names]
-    with forge.judges(device="cpu") as pool:
+    with forge.judges(device="cpu", workers=1) as pool:
         verdicts = pool.judge_many([(pair.problem, pair.candidate) for pair in pairs])
         found = zip(pairs, verdicts, strict=True)
         missed = {pair.name: one.detail for pair, one in found if not one.correct}

@@ -572,7 +572,8 @@ def check_path(
 async def _check(
     problems: Sequence[Problem], table: JudgeTable, gpus: Sequence[Gpu]
 ) -> list[Examination]:
-    num_judges = min(len(gpus) or table.workers, MAX_JUDGES, len(problems))
+    most = max(1, len(problems) // 2)  # a judge's start takes as long as several examinations
+    num_judges = min(len(gpus) or table.workers, MAX_JUDGES, most)
     several = table.model_copy(update={"workers": num_judges})
     async with (
         open_counter("examined", total=len(problems)) as advance,
