@@ -17,6 +17,7 @@ def _short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "TEXTUAL_ANIMATIONS", "none")
     monkeypatch.setattr(_wait, "SLEEP_GRANULARITY", LOOK_S)
     monkeypatch.setattr(_wait, "SLEEP_IDLE", LOOK_S / 20)
+    monkeypatch.setattr("textual.app.App.NOTIFICATION_TIMEOUT", 600)  # tests count toasts
 
 
 @pytest.fixture(autouse=True)
