@@ -23,14 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import needs_card
-from forge.evalpool.judge.numbers.called import (
-    CLOCK,
-    Unjudgeable,
-    held_tensors,
-    leaves,
-    saved_tensors,
-    unseeded,
-)
+from forge.evalpool.judge.numbers import called as calls
+from forge.evalpool.judge.numbers.called import held_tensors
 from forge.evalpool.judge.numbers.given import Arguments, call
 
 DIGITS = 16
@@ -133,8 +127,8 @@ class Origins(TorchDispatchMode):
         is_whole = is_whole and args[0].nbytes == args[0].untyped_storage().nbytes()
         is_fill = name.removeprefix("new_").startswith(FILLS)
         read = [] if is_fill else [*args, *kwargs.values()]
-        found = frozenset[int]().union(*map(self.of, leaves(read[1:] if is_whole else read)))
-        made = leaves([result])
+        found = frozenset[int]().union(*map(self.of, calls.leaves(read[1:] if is_whole else read)))
+        made = calls.leaves([result])
         if is_random:
             before = self.draws[-1] if self.draws else ""
             sizes = [(one.numel(), one.dtype) for one in made]
@@ -178,10 +172,10 @@ def drawn_tensors(
         }
         if not held:
             return {}
-        with unseeded(), Origins() as origins:
+        with calls.unseeded(), Origins() as origins:
             other = construct()
         others = {one.name: one.tensor for one in held_tensors(other)}
-        every = [*saved_tensors(other), *others.values()]
+        every = [*calls.saved_tensors(other), *others.values()]
         return {
             name: tensor.detach().clone()
             for name, tensor in held.items()
@@ -304,18 +298,18 @@ def reported(sock: socket.socket) -> Generator[None]:
             frames.send(sock, Kind.PROGRESS, {"reference_s": round(seconds, 3)})
             last = time.monotonic()
 
-    CLOCK.start(report)
+    calls.CLOCK.start(report)
     try:
         yield
     finally:
-        CLOCK.stop()
+        calls.CLOCK.stop()
 
 
 def describe(error: BaseException) -> dict[str, str]:
     """Type and message of an error, for a FAILED frame."""
     kind, message = type(error).__name__, str(error)
     if needs_card(message):
-        kind = Unjudgeable.__name__
+        kind = calls.Unjudgeable.__name__
         message = (
             "its code asks for a GPU, and this judge computes on the CPU: leave devices out of the"
             " problem's file, or judge it on a GPU"

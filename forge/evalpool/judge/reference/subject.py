@@ -12,33 +12,10 @@ from typing import Any
 import torch
 
 from forge.evalpool.judge.channel.nesting import Keywords
-from forge.evalpool.judge.numbers.called import (
-    Unjudgeable,
-    call,
-    fresh_seed,
-    held_tensors,
-    memory_order,
-    on_device,
-    seed_everything,
-)
-from forge.evalpool.judge.numbers.given import (
-    Arguments,
-    Terms,
-    cast,
-    constructor_arguments,
-    draw_inputs,
-    placed,
-    run_source,
-)
+from forge.evalpool.judge.numbers import called as calls
+from forge.evalpool.judge.numbers import given
 from forge.evalpool.judge.numbers.opcount import OpCounter, count_work, has_products, rounding_of
-from forge.evalpool.judge.reference.construct import (
-    config_fields,
-    construct,
-    construct_noting,
-    drawn_tensors,
-    parameters_made,
-    replace_hub,
-)
+from forge.evalpool.judge.reference import construct
 from forge.evalpool.judge.wide.sets import Draws
 
 Tree = list[Any]
@@ -63,7 +40,7 @@ class Describer:
     def tree(self, value: Any) -> Tree:
         """A value as lists with tags; tensors by their numbers. Raises Unjudgeable."""
         if isinstance(value, torch.Tensor):
-            order = memory_order(value)
+            order = calls.memory_order(value)
             if order is None:
                 return ["tensor", self.add(value)]
             back = sorted(range(len(order)), key=order.__getitem__)
@@ -78,18 +55,18 @@ class Describer:
             return [kind, [[str(key), self.tree(item)] for key, item in value.items()]]
         if isinstance(value, torch.dtype):
             return ["dtype", str(value).removeprefix("torch.")]
-        if (fields := config_fields(value)) is not None:
+        if (fields := construct.config_fields(value)) is not None:
             return ["config", fields]
         if value is None or isinstance(value, bool | int | float | str):
             return ["value", value]
-        raise Unjudgeable(
+        raise calls.Unjudgeable(
             f"an argument of type {type(value).__name__} cannot be handed to a candidate"
         )
 
 
-def terms_of(request: dict[str, Any]) -> Terms:
+def terms_of(request: dict[str, Any]) -> given.Terms:
     is_of_card = request["device"] != "cpu" or "small" in request
-    return Terms(
+    return given.Terms(
         precision=request["precision"],
         device=request["device"],
         is_tf32=request["tf32"] and is_of_card and request["precision"] == "fp32",
@@ -98,7 +75,7 @@ def terms_of(request: dict[str, Any]) -> Terms:
     )
 
 
-def rounded_terms(terms: Terms, counted: OpCounter | None) -> Terms:
+def rounded_terms(terms: given.Terms, counted: OpCounter | None) -> given.Terms:
     """Terms with what the work of a call says: whether TF32 matters, and the coarsest precision
     that the reference rounds to."""
     is_tf32 = terms.is_tf32 and has_products(counted)
@@ -114,9 +91,9 @@ class Subject:
     method may raise any error of the reference."""
 
     module: types.ModuleType
-    init: Arguments
+    init: given.Arguments
     model: Any
-    terms: Terms
+    terms: given.Terms
     source: str
     entry_point: str
     order: list[str]
@@ -125,34 +102,34 @@ class Subject:
     """For another protocol the digests of what the constructor draws."""
 
     @classmethod
-    def load(cls, request: dict[str, Any], terms: Terms) -> Subject:
+    def load(cls, request: dict[str, Any], terms: given.Terms) -> Subject:
         """The module, and its model with parameters as the constructor makes them."""
-        replace_hub(request["source"])
+        construct.replace_hub(request["source"])
         torch.manual_seed(FIRST_SEED)
-        return on_device(terms.device, lambda: cls._constructed(request, terms))
+        return calls.on_device(terms.device, lambda: cls._constructed(request, terms))
 
     @classmethod
-    def _constructed(cls, request: dict[str, Any], terms: Terms) -> Subject:
+    def _constructed(cls, request: dict[str, Any], terms: given.Terms) -> Subject:
         module = types.ModuleType("problem")
-        run_source(request["source"], module, file=FILE)
-        seed_everything(fresh_seed())
-        init = placed(constructor_arguments(module, request["entry_point"]), terms)
+        given.run_source(request["source"], module, file=FILE)
+        calls.seed_everything(calls.fresh_seed())
+        init = given.placed(given.constructor_arguments(module, request["entry_point"]), terms)
         made: list[torch.Tensor] = []
         entry, drawn = getattr(module, request["entry_point"]), None
-        with parameters_made(made.append):
+        with construct.parameters_made(made.append):
             if terms.is_plain:
-                model, origins = construct_noting(entry, init)
+                model, origins = construct.construct_noting(entry, init)
                 drawn = origins.by_name(model)
             else:
-                model = construct(entry, init)
+                model = construct.construct(entry, init)
             if not isinstance(model, torch.nn.Module):
-                raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
+                raise calls.Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
             model = model.to(terms.device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         return cls(
             module=module,
             init=init,
-            model=cast(model, terms.precision),
+            model=given.cast(model, terms.precision),
             terms=terms,
             source=request["source"],
             entry_point=request["entry_point"],
@@ -162,14 +139,14 @@ class Subject:
 
     def another(self) -> Any:
         entry, device = getattr(self.module, self.entry_point), self.terms.device
-        return on_device(device, lambda: construct(entry, self.init).to(device))
+        return calls.on_device(device, lambda: construct.construct(entry, self.init).to(device))
 
     def again(self) -> Any:
         """Another model with all that an answer gets: parameters, buffers, other tensors."""
-        other = cast(self.another(), self.terms.precision)
+        other = given.cast(self.another(), self.terms.precision)
         other.load_state_dict(self.model.state_dict())
-        held = {one.name: one.tensor for one in held_tensors(self.model)}
-        for one in held_tensors(other):
+        held = {one.name: one.tensor for one in calls.held_tensors(self.model)}
+        for one in calls.held_tensors(other):
             if one.name in held:
                 one.replace(held[one.name])
         return other
@@ -177,11 +154,11 @@ class Subject:
     def held(self, *, is_sketch: bool = False) -> dict[str, torch.Tensor]:
         """Tensors that the constructor draws and no `state_dict` has, by name."""
         saved = self.model.state_dict()
-        found = drawn_tensors(self.model, self.another, is_sketch=is_sketch)
+        found = construct.drawn_tensors(self.model, self.another, is_sketch=is_sketch)
         return {n: one.to(self.terms.device) for n, one in found.items() if n not in saved}
 
     def draw(self) -> list[Any]:
-        return draw_inputs(self.module, self.terms)
+        return given.draw_inputs(self.module, self.terms)
 
     def counted(self) -> OpCounter | None:
         """Operations of one call; None if unknown."""
@@ -201,7 +178,7 @@ class Subject:
 
     def run(self, inputs: list[Any], model: Any = None) -> Outputs:
         """On copies, since a reference may work in place and keep statistics."""
-        outputs = call(self.model if model is None else model, inputs).outputs
+        outputs = calls.call(self.model if model is None else model, inputs).outputs
         if self.terms.device == "cuda":
             torch.cuda.synchronize()
         return outputs

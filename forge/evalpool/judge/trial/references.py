@@ -28,14 +28,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import LayoutError, returned_memory
 from forge.evalpool.judge.channel.words import clean, is_out_of_memory, without_paths
 from forge.evalpool.judge.children.spawner import KeptChildren, SandboxedChild, Spawner, ZygoteGone
-from forge.evalpool.judge.trial.draws import (
-    Builder,
-    Content,
-    Delivered,
-    Draw,
-    HostDraw,
-    parse_specs,
-)
+from forge.evalpool.judge.trial import draws
 from forge.evalpool.judge.trial.host_code import host_code
 from forge.records.problem import ReferenceModule
 
@@ -126,7 +119,7 @@ class ProblemTooLarge(ReferenceFailed):
     """The problem's tensors are more than this judge has memory for."""
 
 
-C = TypeVar("C", bound="Content")
+C = TypeVar("C", bound="draws.Content")
 
 
 class References(ABC, Generic[C]):
@@ -281,10 +274,10 @@ class Sketches:
         """`oracles` of a CPU; `max_bytes` of memory may one draw take."""
         self._oracles, self._max_bytes = oracles, max_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, bool], tuple[Draw | None, float]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bool], tuple[draws.Draw | None, float]] = OrderedDict()
         """Sketches, and the times until which they stand."""
 
-    def of(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
+    def of(self, problem: ReferenceModule, *, is_plain: bool) -> draws.Draw | None:
         """The sketch of a problem, under another project's protocol if `is_plain`; None for one
         that needs values to run, or more memory than there is. Raises ZygoteGone or WeakSandbox."""
         key = _key(problem), is_plain
@@ -309,7 +302,7 @@ class Sketches:
     def close(self) -> None:
         self._oracles.close()
 
-    def _asked(self, problem: ReferenceModule, *, is_plain: bool) -> Draw | None:
+    def _asked(self, problem: ReferenceModule, *, is_plain: bool) -> draws.Draw | None:
         body = {**_body(problem), "plain": is_plain, "sketch": True}
         expected = (Kind.LAYOUT, Kind.FAILED)
         with self._oracles.lent(problem) as oracle:
@@ -322,8 +315,8 @@ class Sketches:
             if is_out_of_memory(f"{answer.body.get('type')}: {answer.body.get('message')}"):
                 raise OutOfMemory
             return None
-        specs = parse_specs(answer.body.get("tensors"))
-        draw = Builder(specs, precision=problem.precision).build(answer.body)
+        specs = draws.parse_specs(answer.body.get("tensors"))
+        draw = draws.Builder(specs, precision=problem.precision).build(answer.body)
         is_small = draw.num_bytes + draw.io_bytes <= self._max_bytes  # parameters, and two sets
         return draw if is_small and draw.has_elements(0) else None
 
@@ -332,7 +325,7 @@ def failed(problem: ReferenceModule, words: str) -> ReferenceFailed:
     return ReferenceFailed(clean(without_paths(f"the reference of {problem.problem_id} {words}")))
 
 
-class HostReferences(References[HostDraw]):
+class HostReferences(References[draws.HostDraw]):
     """Draws of a judge without a card."""
 
     def __init__(self, spawner: Spawner, *, draw_timeout_s: float, **terms: Any):
@@ -341,7 +334,7 @@ class HostReferences(References[HostDraw]):
         super().__init__(oracles, max_cached_bytes=MAX_CACHED_BYTES, **terms)
         self._draw_timeout_s = draw_timeout_s
 
-    def _draw(self, problem: ReferenceModule, shared: Turn, **terms: Any) -> HostDraw:
+    def _draw(self, problem: ReferenceModule, shared: Turn, **terms: Any) -> draws.HostDraw:
         """Draws inputs as the problem gives them alone, if any others end its oracle, and without
         results in float64 where there is no memory for them."""
         is_wide = self._is_varied
@@ -365,7 +358,7 @@ class HostReferences(References[HostDraw]):
         except (frames.PeerGone, frames.FrameError, LayoutError) as error:
             raise failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
 
-    def _asked(self, problem: ReferenceModule, **terms: Any) -> HostDraw:
+    def _asked(self, problem: ReferenceModule, **terms: Any) -> draws.HostDraw:
         own = {"device": "cpu", "reports": True, "tf32": False, "tf32_products": False}
         body = self._request(problem, **own, **terms)
         oracles, room = self._oracles.lent(problem), returned_memory(self._max_bytes)
@@ -375,8 +368,8 @@ class HostReferences(References[HostDraw]):
             answer = receive_answer(oracle.sock, **limits)
             if answer.kind is Kind.FAILED:
                 raise self._failed(problem, answer.body)
-            found = Delivered.taken(answer.body, fd, max_bytes=self._max_bytes)
-            return HostDraw(found.draw(problem), found.parts)
+            found = draws.Delivered.taken(answer.body, fd, max_bytes=self._max_bytes)
+            return draws.HostDraw(found.draw(problem), found.parts)
 
     def _failed(self, problem: ReferenceModule, body: dict[str, Any]) -> Exception:
         kind, message = body.get("type"), str(body.get("message"))

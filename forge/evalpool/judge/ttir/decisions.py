@@ -16,18 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from forge.evalpool.judge.program.format import Kernel
+from forge.evalpool.judge.ttir import tree
 from forge.evalpool.judge.ttir.memory.storages import Group
-from forge.evalpool.judge.ttir.tree import (
-    BOOL,
-    BasicBlock,
-    Block,
-    Function,
-    Module,
-    Operation,
-    Scalar,
-    element_of,
-    shape_of,
-)
 from forge.evalpool.judge.ttir.verify import operations_of, reading_of
 
 ANY, PARAMETER = "any", "parameter "
@@ -80,7 +70,7 @@ place there, whatever the kernel is specialised for."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
-    operation: Operation
+    operation: tree.Operation
     operands: tuple[int, ...]
     """A condition, or the two values of which one wins."""
     choices: tuple[int, ...]
@@ -153,18 +143,21 @@ def open_sides(noted: Noted) -> list[list[Any]]:
 
 
 class Decisions:
-    def __init__(self, module: Module, function: Function) -> None:
+    def __init__(self, module: tree.Module, function: tree.Function) -> None:
         self._reading = reading_of(module, function.name)
         calls = (one for other in module.functions.values() for one in operations_of(other))
         called = {one.attributes["callee"] for one in calls if one.name == "tt.call"}
         self._is_called = function.name in called  # any argument may be of memory
         self._makers = {value: one for one in operations_of(function) for value in one.results}
 
-    def of(self, operation: Operation, block: BasicBlock) -> list[Decision]:
+    def of(self, operation: tree.Operation, block: tree.BasicBlock) -> list[Decision]:
         name, operands, kinds = operation.name, operation.operands, operation.types.operands
         at = CONDITIONS.get(name, len(operands))
         pairs: list[tuple[int, ...]] = []
-        if at < len(operands) and kinds[at] in (BOOL, Block(shape_of(kinds[at]), BOOL)):
+        if at < len(operands) and kinds[at] in (
+            tree.BOOL,
+            tree.Block(tree.shape_of(kinds[at]), tree.BOOL),
+        ):
             pairs = [operands[at : at + 1]]
         elif name in EXTREMA and self._is_of_data(operation):
             pairs = [operands]
@@ -183,25 +176,25 @@ class Decisions:
             if (memory := self.memory_of(pair))
         ]
 
-    def _is_of_data(self, operation: Operation) -> bool:
+    def _is_of_data(self, operation: tree.Operation) -> bool:
         """True but for a place that is held within bounds: integers, one of which is no data."""
-        element = element_of(operation.types.results[0])
-        is_float = isinstance(element, Scalar) and element.is_float
+        element = tree.element_of(operation.types.results[0])
+        is_float = isinstance(element, tree.Scalar) and element.is_float
         return is_float or all(self.memory_of((one,)) for one in operation.operands)
 
     def memory_of(self, values: Sequence[int]) -> int:
         """Arguments whose memory values depend on, as `Decision.memory`."""
         return -1 if self._is_called else self._reading.held(values).memory
 
-    def _masks(self, values: Sequence[int], block: BasicBlock) -> Iterator[int]:
+    def _masks(self, values: Sequence[int], block: tree.BasicBlock) -> Iterator[int]:
         """Masks of the loads that lanes come from, element by element, in the same block."""
         own = {value: one for one in block.operations for value in one.results}
-        shapes = {shape_of(own[one].types.results[0]) for one in values if one in own}
+        shapes = {tree.shape_of(own[one].types.results[0]) for one in values if one in own}
         left, known = [*values], set[int]()
         while left:
             value = left.pop()
             one = own.get(value)
-            if value in known or one is None or shape_of(one.types.results[0]) not in shapes:
+            if value in known or one is None or tree.shape_of(one.types.results[0]) not in shapes:
                 continue
             known.add(value)
             if one.name == "tt.load":

@@ -38,14 +38,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.channel.shm import (
-    FLOATING,
-    Data,
-    TensorSpec,
-    decode,
-    decode_part,
-    integers,
-)
+from forge.evalpool.judge.channel import shm
 from forge.evalpool.judge.numbers.called import Block, blocks, dtype_name, limit_on
 from forge.evalpool.judge.numbers.protocols import PRECISION, TOLERANCE
 from forge.evalpool.judge.wide.patterns import Operands, Values, describe, words_of
@@ -124,7 +117,7 @@ def real_question(dtype: str, precision: str) -> Question:
 class Bytes:
     xp: Any = np
 
-    def __init__(self, spec: TensorSpec, data: Data) -> None:
+    def __init__(self, spec: shm.TensorSpec, data: shm.Data) -> None:
         self.shape, self.dtype, self._spec, self._data = spec.shape, spec.dtype, spec, data
 
     def parts(self) -> Iterator[tuple[Block, Array]]:
@@ -134,17 +127,17 @@ class Bytes:
         for block in blocks(matrix_of(self.shape), BLOCK_ELEMENTS) if len(scratch) else ():
             shape = [one.stop - one.start for one in block]
             part = scratch[: math.prod(shape)]
-            decode_part(self.dtype, self._data, start=start, target=part)
+            shm.decode_part(self.dtype, self._data, start=start, target=part)
             yield block, part.reshape(shape)
             start += len(part)
 
     def whole(self) -> Array:
         """[shape] integers; of booleans their bytes, since one that nothing wrote is no truth."""
-        return integers(self._spec, self._data)
+        return shm.integers(self._spec, self._data)
 
     def numbers(self) -> Array:
         """[shape] in float64."""
-        return decode(self._spec, self._data)
+        return shm.decode(self._spec, self._data)
 
     def zeros(self, shape: tuple[int, ...], *, is_mask: bool = False) -> Array:
         """Zeros in float64, or a mask."""
@@ -160,7 +153,7 @@ class Bytes:
 
     def number(self, place: int) -> float:
         """One element; an integer is exact."""
-        if self.dtype in FLOATING:
+        if self.dtype in shm.FLOATING:
             return float(self.take(np.array([place]))[0])
         return self.whole().flat[place].item()
 
@@ -268,7 +261,7 @@ class Wanted:
 
     @property
     def _is_float(self) -> bool:
-        return self.values.dtype in FLOATING
+        return self.values.dtype in shm.FLOATING
 
     def allows(self, differs: Array, got: Elements) -> Array:
         """True if the elements that differ, [shape], may do so, still on the card."""
@@ -315,7 +308,7 @@ def values_of(elements: Elements, *, name: str = "output") -> Values:
 
 def is_unwritten(got: Elements, expected: Elements) -> bool:
     """True if a floating output is all NaN though the reference is not."""
-    is_float = got.dtype in FLOATING and math.prod(expected.shape) > 0
+    is_float = got.dtype in shm.FLOATING and math.prod(expected.shape) > 0
     return is_float and _is_all_nan(got) and not _is_all_nan(expected)
 
 

@@ -18,18 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from forge.evalpool.judge.numbers.called import (
-    Called,
-    blocks,
-    call_on,
-    copied,
-    dtype_name,
-    held_tensors,
-    leaves,
-    limit_on,
-    replaced,
-    unseeded,
-)
+from forge.evalpool.judge.numbers import called as calls
 from forge.evalpool.judge.numbers.opcount import EXACT, Watching
 
 RANKS = ({"float16", "bfloat16"}, {"float32"}, {"float64"})
@@ -102,7 +91,7 @@ def kinds_of(
         raise CannotWiden("complex numbers")
     if any(one.layout is not torch.strided for one in tensors):
         raise CannotWiden("sparse tensors")
-    names = {dtype_name(one) for one in tensors if one.is_floating_point()}
+    names = {calls.dtype_name(one) for one in tensors if one.is_floating_point()}
     names |= {HALVES[one] for one in halves}
     if narrow := names.difference(*RANKS):
         raise CannotWiden(min(narrow))
@@ -130,7 +119,7 @@ class WideReference:
         self._kinds = {getattr(torch, name) for name in kinds}
         self._own = own
         self._asks = ASKS.search(source) is not None
-        self.model = copied(model)
+        self.model = calls.copied(model)
         """With its parameters and buffers in float64."""
         for one in [*self.model.parameters(), *self.model.buffers()]:
             if one.dtype in self._kinds:
@@ -141,12 +130,12 @@ class WideReference:
 
     def _take_constants(self, construct: Callable[[], Any] | None) -> None:
         """Takes what another constructor computes in float64. What it draws stays as it is."""
-        held = [one for one in held_tensors(self.model) if one.tensor.dtype in self._kinds]
+        held = [one for one in calls.held_tensors(self.model) if one.tensor.dtype in self._kinds]
         if construct is None or not held:
             return
         try:
-            with unseeded(), self._arithmetic(noise=0.0, is_watched=False):
-                made = {one.name: one.tensor for one in held_tensors(construct())}
+            with calls.unseeded(), self._arithmetic(noise=0.0, is_watched=False):
+                made = {one.name: one.tensor for one in calls.held_tensors(construct())}
         except Exception:  # a constructor may run once alone
             return
         for one in held:
@@ -163,7 +152,7 @@ class WideReference:
         *,
         noise: float = 0.0,
         is_watched: bool = False,
-    ) -> Called:
+    ) -> calls.Called:
         """One call on copies. Raises what the reference raises.
 
         Args:
@@ -172,11 +161,11 @@ class WideReference:
                 elements another one is taken.
             is_watched: raises it for what torch leaves open else.
         """
-        model = copied(self.model) if self._has_state else self.model
-        given = replaced(inputs, lambda at, one: self._widened(one, is_own=at in changed))
+        model = calls.copied(self.model) if self._has_state else self.model
+        given = calls.replaced(inputs, lambda at, one: self._widened(one, is_own=at in changed))
         before = _contents(model) if self._has_state else []
         with self._arithmetic(noise=noise, is_watched=is_watched):
-            called = call_on(model, given)
+            called = calls.call_on(model, given)
         # Inputs in float64 take as much memory as all else.
         called.before = called.after = [
             one if at in changed else one.new_zeros(0) for at, one in enumerate(called.after)
@@ -264,7 +253,7 @@ class _Wide(Watching):
         if self._is_watched:
             _require_defined(name, args, kwargs, out)
         if self._noise and name not in UNROUNDED and not func.is_view:
-            given = {*map(_storage, [] if is_writing else leaves([args, kwargs]))}
+            given = {*map(_storage, [] if is_writing else calls.leaves([args, kwargs]))}
             return _with_noise(out, self._noise, given=given)
         return out if is_writing else self._wide(out, False)
 
@@ -319,7 +308,9 @@ def _noisy(
         return value
     made = value if is_own else torch.empty_like(value)
     bits = (1 << EXACT_BITS + round(math.log2(abs(noise)))) - 1
-    for block in blocks(tuple(value.shape), limit_on(value.device)):  # a large one has no room
+    for block in calls.blocks(
+        tuple(value.shape), calls.limit_on(value.device)
+    ):  # a large one has no room
         part = value[block]
         factor = torch.empty_like(part).uniform_(-1, 1).mul_(noise)
         if not is_rounded:

@@ -23,24 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from forge.evalpool.judge.numbers.called import (
-    CHUNK,
-    Called,
-    Unjudgeable,
-    call,
-    call_again,
-    copied,
-    dtype_name,
-    fresh_seed,
-    is_any_finite,
-    is_equal,
-    laid_out,
-    leaves,
-    memory_order,
-    replaced,
-    seed_everything,
-    widened,
-)
+from forge.evalpool.judge.numbers import called as calls
 from forge.evalpool.judge.numbers.given import DTYPES, Terms, draw_inputs
 from forge.evalpool.judge.numbers.opcount import OpCounter
 from forge.evalpool.judge.wide import plants
@@ -185,7 +168,7 @@ class _Tried:
     inputs: list[Any]
     outputs: Outputs
     """As they are compared: in float64, if there is one."""
-    called: Called | None = None
+    called: calls.Called | None = None
     """The call in float64."""
 
 
@@ -261,8 +244,8 @@ class Draws:
         self._aims = aims
         self._is_watched = self._looks.may_be_undefined
         self._first: list[Any] | None = self._draw()
-        others = [] if terms.is_plain else leaves(self._draw())
-        pairs = zip(leaves(self._first), others, strict=False)
+        others = [] if terms.is_plain else calls.leaves(self._draw())
+        pairs = zip(calls.leaves(self._first), others, strict=False)
         self._domains = [
             self._on_device(Domain.of, pair, permutes=self._looks.permutes) for pair in pairs
         ]
@@ -304,9 +287,9 @@ class Draws:
             return make(*of, **by)
 
     def _draw(self) -> list[Any]:
-        seed_everything(fresh_seed())
+        calls.seed_everything(calls.fresh_seed())
         given = draw_inputs(self._module, self._terms)
-        return replaced(list(given), lambda _, one: one.detach())
+        return calls.replaced(list(given), lambda _, one: one.detach())
 
     def make(self, num_sets: int) -> WideDraw:
         """All of it. Raises Unjudgeable."""
@@ -351,13 +334,13 @@ class Draws:
         error = 0.0
         for _ in range(NUM_GIVEN_DRAWS):
             inputs, self._first = self._first or self._draw(), None
-            inputs = replaced(inputs, lambda _, one: one.clone())
-            called = call(self._model, inputs, has_state=True)
+            inputs = calls.replaced(inputs, lambda _, one: one.clone())
+            called = calls.call(self._model, inputs, has_state=True)
             self._changed = called.changed()
             outputs = called.results(self._changed)
             self._require(inputs, outputs)
             if self._given is None:
-                self._widen(leaves(inputs), outputs)
+                self._widen(calls.leaves(inputs), outputs)
             wide = self._ran_wide(inputs)
             if self._given is None and wide is not None and not self._learns(inputs, wide):
                 self._require_conditioned(outputs, wide.results(self._changed))
@@ -376,7 +359,7 @@ class Draws:
 
     def _free_copied(self) -> None:
         """Takes domains from inputs that are outputs, too: they hide what is computed."""
-        for tensor, one in enumerate(leaves(self._known.inputs)[: len(self._domains)]):
+        for tensor, one in enumerate(calls.leaves(self._known.inputs)[: len(self._domains)]):
             if self._domains[tensor].form in ("sorted", "symmetric", "sums", "norms") and any(
                 output.shape == one.shape and distance(output, one) <= SAME
                 for output in self._known.outputs
@@ -389,7 +372,7 @@ class Draws:
         for one, other, close in zip(outputs, wide, self._close, strict=True):
             if not close or not one.numel():
                 continue
-            first, second = widened(one).double(), widened(other).double()
+            first, second = calls.widened(one).double(), calls.widened(other).double()
             scale = second.abs() + second.square().mean().sqrt()
             error = float(((first - second).abs() / scale).median()) / close
             if error > MAX_OWN_ERROR:
@@ -398,30 +381,36 @@ class Draws:
     def _require(self, inputs: list[Any], outputs: Outputs) -> None:
         """Raises Unjudgeable for outputs that nothing can be compared with."""
         if not outputs:
-            raise Unjudgeable("the reference returns nothing and changes no input")
+            raise calls.Unjudgeable("the reference returns nothing and changes no input")
         if any(one.is_complex() for one in outputs):
-            raise Unjudgeable("the reference returns complex numbers: let it return view_as_real")
+            raise calls.Unjudgeable(
+                "the reference returns complex numbers: let it return view_as_real"
+            )
         for one in outputs:
-            if one.is_floating_point() and one.numel() and not is_any_finite(widened(one)):
-                raise Unjudgeable("no value of the reference is finite: any answer would do")
+            if (
+                one.is_floating_point()
+                and one.numel()
+                and not calls.is_any_finite(calls.widened(one))
+            ):
+                raise calls.Unjudgeable("no value of the reference is finite: any answer would do")
         if self._close:
             return
         self._close = [
-            real_question(dtype_name(one), self._terms.tolerated).tolerance
+            real_question(calls.dtype_name(one), self._terms.tolerated).tolerance
             if one.is_floating_point()
             else 0.0
             for one in outputs
         ]
-        own = copied(self._model)
+        own = calls.copied(self._model)
         first, second = (
-            call_again(own, inputs, self._model).results(self._changed) for _ in range(2)
+            calls.call_again(own, inputs, self._model).results(self._changed) for _ in range(2)
         )
         is_exact = self._terms.device == "cpu"  # a card adds in another order each time
         if not self.are_again(outputs, first, is_exact=is_exact):
             text = "nondeterministic: two runs on the same inputs differ"
-            raise Unjudgeable(text, flag=Flag.NONDETERMINISTIC)
+            raise calls.Unjudgeable(text, flag=Flag.NONDETERMINISTIC)
         if not self.are_again(outputs, second, is_exact=is_exact):
-            raise Unjudgeable(KEEPS)
+            raise calls.Unjudgeable(KEEPS)
 
     def are_again(self, outputs: Outputs, others: Outputs, *, is_exact: bool = False) -> bool:
         """True if two results are the same, within the tolerance unless asked exactly."""
@@ -429,7 +418,7 @@ class Draws:
         return len(outputs) == len(others) and all(
             one.dtype is other.dtype
             and (
-                is_equal(one, other)
+                calls.is_equal(one, other)
                 or (not is_exact and distance(one, other, by_row=False) <= close)
             )
             for one, other, close in pairs
@@ -457,7 +446,7 @@ class Draws:
     def _narrow(self, why: str) -> None:
         self._wide, self.kinds, self.why = None, frozenset(), why
 
-    def _ran_wide(self, inputs: list[Any]) -> Called | None:
+    def _ran_wide(self, inputs: list[Any]) -> calls.Called | None:
         """A call in float64; None where there is none, from now on for all sets."""
         if self._wide is None:
             return None
@@ -469,7 +458,7 @@ class Draws:
             self._narrow(str(error) if isinstance(error, CannotWiden) else type(error).__name__)
             return None
 
-    def _learns(self, inputs: list[Any], wide: Called) -> bool:
+    def _learns(self, inputs: list[Any], wide: calls.Called) -> bool:
         """Takes note of the reference in float64 on given inputs. False if a rounding decides."""
         assert self._wide is not None
         if self._is_watched:
@@ -479,7 +468,7 @@ class Draws:
                 self._is_watched = False
         return self._is_stable(_Tried(inputs, wide.results(self._changed)))
 
-    def _set(self, inputs: list[Any], called: Called, wide: Called | None) -> InputSet:
+    def _set(self, inputs: list[Any], called: calls.Called, wide: calls.Called | None) -> InputSet:
         outputs = called.results(self._changed)
         made = InputSet(
             inputs=inputs,
@@ -515,7 +504,7 @@ class Draws:
         num_quiet = (num_sets + is_more * NUM_TELLING + random.randrange(2)) // 2
         turn, other = random.randrange(64), random.randrange(64)
         found = [_Plan(turn=turn + n, kinds=quiet[n::num_quiet]) for n in range(num_quiet)]
-        tensors = leaves(self._known.inputs)
+        tensors = calls.leaves(self._known.inputs)
         floats = [n for n, one in enumerate(tensors) if one.is_floating_point()] or [-1]
         for n in range(num_sets - num_quiet):
             plan = _Plan(turn=other + n, kinds=plants.LOUD, is_loud=True, is_rough=not n)
@@ -608,7 +597,9 @@ class Draws:
         tensors = random.sample(range(len(self._domains)), len(self._domains))
         for tensor in tensors:
             self._plant_rows(work, tensor)
-        is_large = sum(one.nbytes for one in [*leaves(drawn), *work.now.outputs]) > LARGE_BYTES
+        is_large = (
+            sum(one.nbytes for one in [*calls.leaves(drawn), *work.now.outputs]) > LARGE_BYTES
+        )
         for tensor in tensors:
             ground = self._ground(work, tensor)
             found = plants.elements_for(ground)
@@ -677,7 +668,7 @@ class Draws:
                     each[name].copy_(one)
 
     def _ground(self, work: _Work, tensor: int) -> Ground:
-        values = [*map(opened, leaves(work.now.inputs))]
+        values = [*map(opened, calls.leaves(work.now.inputs))]
         one, own = values[tensor], self._domains[tensor]
         is_chosen = tensor == work.plan.chosen or not one.is_floating_point()
         return Ground(
@@ -696,7 +687,7 @@ class Draws:
             shared=work.shared,
             taken=work.taken.get(tensor),
             turn=work.plan.turn,
-            rms=plants.rms_of(opened(leaves(work.start.inputs)[tensor])),
+            rms=plants.rms_of(opened(calls.leaves(work.start.inputs)[tensor])),
             is_rough=work.plan.is_rough,
         )
 
@@ -816,7 +807,7 @@ class Draws:
         work.now = found
         work.start.outputs, work.start.called = [], None  # needed no more
         work.groups += groups
-        sizes = [opened(one).numel() for one in leaves(found.inputs)]
+        sizes = [opened(one).numel() for one in calls.leaves(found.inputs)]
         for n, at in (each for one in groups for each in one.stays):
             work.taken.setdefault(n, at.new_zeros(sizes[n], dtype=torch.bool))[at] = True
         return True
@@ -844,9 +835,9 @@ class Draws:
                 made.view(-1)[group.at] = group.values
                 made = self._domains[number].kept(made, group.at)
             made = torch.view_as_complex(made) if one.is_complex() else made.to(one.dtype)
-            return laid_out(made, memory_order(one))
+            return calls.laid_out(made, calls.memory_order(one))
 
-        return replaced(inputs, put)
+        return calls.replaced(inputs, put)
 
     def _final(self, work: _Work) -> InputSet | None:
         """The set with all groups that eager bears: of some, large values may overflow there."""
@@ -857,8 +848,8 @@ class Draws:
                 tried = self._tried(self._with(work.start.inputs, groups))
             if tried is None:
                 continue
-            inputs = replaced(tried.inputs, lambda _, one: one.clone())
-            called = _borne(lambda given=inputs: call(self._model, given, has_state=True))
+            inputs = calls.replaced(tried.inputs, lambda _, one: one.clone())
+            called = _borne(lambda given=inputs: calls.call(self._model, given, has_state=True))
             if called is None:
                 continue
             found = called.results(self._changed)
@@ -873,7 +864,7 @@ class Draws:
                 (one.tensor, at, one.kind)
                 for one in groups
                 for at in one.at[:share].tolist()
-                if not leaves(inputs)[one.tensor].is_complex()
+                if not calls.leaves(inputs)[one.tensor].is_complex()
             ]
             made.plants = noted[:MAX_NOTED]
             made.slack = max(1.0, max(work.lost, made.real_error) / MAX_REAL_ERROR)
@@ -890,7 +881,7 @@ class Draws:
 
         def run() -> _Tried:
             if self._wide is None:
-                return _Tried(inputs, call(self._model, inputs).results(self._changed))
+                return _Tried(inputs, calls.call(self._model, inputs).results(self._changed))
             called = self._wide.run(inputs, self._changed, is_watched=self._is_watched)
             return _Tried(inputs, called.results(self._changed), called)
 
@@ -912,7 +903,7 @@ class Draws:
             if math.isnan(size) or (size == math.inf and not self._has_infinities):
                 return False
             if 0 < size < SHRUNK * given:
-                finite = [x for x in map(largest, leaves(inputs)) if math.isfinite(x)]
+                finite = [x for x in map(largest, calls.leaves(inputs)) if math.isfinite(x)]
                 if size < max(VANISHED * given, CANCELLED * max(finite, default=0.0)):
                     return False
         return True
@@ -969,8 +960,8 @@ class Draws:
         """Inputs none of whose plants matters, nor other values of another draw."""
         found: list[str] = []
         for tensor in sorted(self._borne - self._mattering):
-            other = leaves(self._draw())[tensor]
-            inputs = replaced(
+            other = calls.leaves(self._draw())[tensor]
+            inputs = calls.replaced(
                 self._known.inputs, lambda n, one, at=tensor, new=other: new if n == at else one
             )
             tried = self._tried(inputs)
@@ -995,7 +986,7 @@ class Draws:
 
     def copied_input(self, sets: Sequence[InputSet]) -> int | None:
         """Number of the input that all outputs are in all sets, whatever its shape."""
-        pairs = [(leaves(one.inputs), output) for one in sets for output in one.outputs]
+        pairs = [(calls.leaves(one.inputs), output) for one in sets for output in one.outputs]
         for number in range(len(pairs[0][0])):
             if all(is_copy(output, inputs[number]) for inputs, output in pairs):
                 return number
@@ -1016,9 +1007,9 @@ def _borne(run: Callable[[], Made]) -> Made | None:
         return None
 
 
-def _ill_conditioned(error: float) -> Unjudgeable:
+def _ill_conditioned(error: float) -> calls.Unjudgeable:
     words = f"ill-conditioned: eager itself is {error:.0f} tolerances from float64"
-    return Unjudgeable(words, flag=Flag.ILL_CONDITIONED)
+    return calls.Unjudgeable(words, flag=Flag.ILL_CONDITIONED)
 
 
 # --- distances of two results
@@ -1028,7 +1019,7 @@ def largest(tensor: torch.Tensor) -> float:
     """The largest magnitude of a floating tensor, NaN if an element is; 0 of another one."""
     if not tensor.is_floating_point() or not tensor.numel():
         return 0.0
-    low, high = torch.stack(torch.aminmax(widened(tensor))).tolist()
+    low, high = torch.stack(torch.aminmax(calls.widened(tensor))).tolist()
     return max(-low, high)
 
 
@@ -1050,10 +1041,10 @@ def distance(
         return 0.0
     if not one.is_floating_point():
         return 0.0 if torch.equal(one, other) else math.inf
-    if one.numel() >= CHUNK and torch.equal(one, other):
+    if one.numel() >= calls.CHUNK and torch.equal(one, other):
         return 0.0
     length = one.shape[-1] if one.ndim else 1
-    rows, others = (widened(each).reshape(-1, length) for each in (one, other))
+    rows, others = (calls.widened(each).reshape(-1, length) for each in (one, other))
     if not math.isfinite(float(torch.linalg.vector_norm(rows, dtype=torch.float64))):
         rows, others = _with_equal_ones(rows, others)
     whole = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) / math.sqrt(rows.numel())
@@ -1062,7 +1053,7 @@ def distance(
     if by_row:
         norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64)
         scales = norms.div_(math.sqrt(length)).clamp_(min=max(whole * LEAST_SCALE, tiny))
-    limit = BLOCK_ELEMENTS if one.device.type == "cpu" else CHUNK
+    limit = BLOCK_ELEMENTS if one.device.type == "cpu" else calls.CHUNK
     found, step = 0.0, max(1, limit // length)
     for start in range(0, len(rows), step):
         first = rows[start : start + step].double()

@@ -37,20 +37,6 @@ from forge.evalpool.judge.execute.gpu.places import BadResult, Places, find_resi
 from forge.evalpool.judge.execute.operations import UnknownOperation
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import ops
-from forge.evalpool.judge.program.format import (
-    ITEM_BYTES,
-    Choice,
-    Descriptor,
-    Launch,
-    LaunchArgument,
-    Node,
-    Op,
-    Parameter,
-    Program,
-    Section,
-    TensorUse,
-    Value,
-)
 
 
 class CannotRun(Exception):
@@ -74,7 +60,7 @@ class Step:
     """One node, ready to run. `number` counts nodes in program order, inner ones included."""
 
     number: int
-    node: Node
+    node: form.Node
     kernel: str = ""
     function: int = 0
     packed: Packed | None = None
@@ -110,7 +96,7 @@ class Loaded:
 
     def __init__(
         self,
-        program: Program,
+        program: form.Program,
         binaries: Sequence[Binary | Failure],
         *,
         card: Card,
@@ -145,7 +131,7 @@ class Loaded:
         assert self._places is not None
         return self._places
 
-    def run(self, section: Section, *, is_checked: bool = False) -> None:
+    def run(self, section: form.Section, *, is_checked: bool = False) -> None:
         """Runs a section in the current stream; waits after each step if it `is_checked`, so that a
         fault is found there. Raises CannotRun (the program is at fault or not for this card; the
         context is sound) or Faulted (the context is lost)."""
@@ -153,7 +139,7 @@ class Loaded:
         with self.torch_memory():
             for position, step in enumerate(self.steps_of(section)):
                 self.step(step, is_checked=is_checked)
-                if section is Section.FORWARD and self.places.is_direct:
+                if section is form.Section.FORWARD and self.places.is_direct:
                     for storage in self.residency.ends.get(position, ()):
                         self.places.forget(storage)
 
@@ -175,12 +161,12 @@ class Loaded:
             for step, winner in before:
                 step.chosen = winner
 
-    def steps_of(self, section: Section) -> list[Step]:
-        return self.init if section is Section.INIT else self.forward
+    def steps_of(self, section: form.Section) -> list[Step]:
+        return self.init if section is form.Section.INIT else self.forward
 
-    def begin(self, section: Section) -> None:
+    def begin(self, section: form.Section) -> None:
         """Forgets what the last run left."""
-        if section is Section.FORWARD:
+        if section is form.Section.FORWARD:
             self.places.rebind({})
 
     @contextmanager
@@ -228,9 +214,9 @@ class Loaded:
 
     def _do(self, step: Step, *, is_checked: bool) -> None:
         match step.node:
-            case Launch():
+            case form.Launch():
                 self._launch(step)
-            case Op() as op:
+            case form.Op() as op:
                 kinds = [getattr(torch, self.program.tensors[n].dtype) for n in op.results]
                 results = operations.call(
                     op, self.places.tensor, kinds=kinds, device=self.card.device
@@ -240,11 +226,11 @@ class Loaded:
                     raise CannotRun("result", words, line=step.line)
                 for number, result in zip(op.results, results, strict=False):
                     self.places.bind(number, result)
-            case Value() as value:
+            case form.Value() as value:
                 if self.is_capturing:
                     raise CannotRun("value", "a value is read on the host", line=step.line)
                 self.places.tensor(value.tensor).item()  # waits for the card, as the host does
-            case Choice():
+            case form.Choice():
                 for inner in self._chosen(step):
                     self.step(inner, is_checked=is_checked)
 
@@ -262,7 +248,7 @@ class Loaded:
     def _launch(self, step: Step) -> None:
         if step.failure:
             raise CannotRun("out_of_resources", f"{step.kernel}: {step.failure}", line=step.line)
-        assert isinstance(step.node, Launch)
+        assert isinstance(step.node, form.Launch)
         if 0 in step.node.grid:
             return
         packed, places = step.packed, self.places
@@ -273,7 +259,7 @@ class Loaded:
             one.value.value = places.address(tensors[one.tensor].storage) + one.offset_bytes
         for one in packed.maps:
             tensor = tensors[one.tensor]
-            start = tensor.offset * ITEM_BYTES[tensor.dtype]
+            start = tensor.offset * form.ITEM_BYTES[tensor.dtype]
             one.encode(places.address(tensor.storage) + start, self.driver)
         if step.scratch >= 0:
             packed.scratch.value = places.scratch_address(step.scratch)
@@ -305,26 +291,26 @@ class Loaded:
             return 0, binary, str(error)
         return function, binary, ""
 
-    def _steps(self, nodes: Sequence[Node]) -> list[Step]:
+    def _steps(self, nodes: Sequence[form.Node]) -> list[Step]:
         return [self._step(node) for node in nodes]
 
-    def _step(self, node: Node) -> Step:
+    def _step(self, node: form.Node) -> Step:
         self._num_steps += 1
         step = Step(number=self._num_steps, node=node)
-        if isinstance(node, Choice):
+        if isinstance(node, form.Choice):
             step.chosen = node.chosen
             step.alternatives = [self._steps(one.nodes) for one in node.alternatives]
-        wrong = ops.misuse(node) if isinstance(node, Op) else None
+        wrong = ops.misuse(node) if isinstance(node, form.Op) else None
         if wrong is not None:
             raise CannotRun("operation", wrong, line=node.line)
-        if isinstance(node, Launch):
+        if isinstance(node, form.Launch):
             try:
                 self._prepare(step, node)
             except BadLaunch as error:
                 raise CannotRun("launch", str(error), line=node.line) from error
         return step
 
-    def _prepare(self, step: Step, launch: Launch) -> None:
+    def _prepare(self, step: Step, launch: form.Launch) -> None:
         step.function, binary, step.failure = self._kernels[launch.kernel]
         step.kernel = self.program.kernels[launch.kernel].name
         if binary is None or step.failure:
@@ -409,22 +395,22 @@ class Packed:
     def sizes(self) -> tuple[int, ...]:
         return tuple(ctypes.sizeof(value) for value in self.values)
 
-    def add_address(self, program: Program, number: int) -> None:
+    def add_address(self, program: form.Program, number: int) -> None:
         tensor = program.tensors[number]
-        self.addresses.append(Address(number, tensor.offset * ITEM_BYTES[tensor.dtype]))
+        self.addresses.append(Address(number, tensor.offset * form.ITEM_BYTES[tensor.dtype]))
         self.values.append(self.addresses[-1].value)
 
 
-def pack(program: Program, launch: Launch, binary: Binary) -> Packed:
+def pack(program: form.Program, launch: form.Launch, binary: Binary) -> Packed:
     """Raises BadLaunch."""
     parameters = program.kernels[launch.kernel].parameters
     if len(parameters) != len(launch.arguments):
         raise BadLaunch(f"{len(launch.arguments)} arguments for {len(parameters)} parameters")
     packed = Packed()
     for parameter, argument in zip(parameters, launch.arguments, strict=True):
-        if isinstance(argument, Descriptor):
+        if isinstance(argument, form.Descriptor):
             _add_descriptor(packed, program, argument, binary.tensor_maps)
-        elif isinstance(argument, TensorUse) or parameter.type.startswith("*"):
+        elif isinstance(argument, form.TensorUse) or parameter.type.startswith("*"):
             _add_pointer(packed, program, parameter, argument)
         else:
             packed.values.append(scalar(parameter, argument))
@@ -446,7 +432,7 @@ def finish(packed: Packed, sizes: Sequence[int] | None) -> None:
     packed.pointers = (ctypes.c_void_p * max(len(at), 1))(*at)
 
 
-def launch_config(launch: Launch, binary: Binary, *, stream: int) -> LaunchConfig:
+def launch_config(launch: form.Launch, binary: Binary, *, stream: int) -> LaunchConfig:
     """The driver's structure for a launch without attributes."""
     warp_size = int(binary.target.rsplit(":", 1)[1])  # 32 of `cuda:90:32`
     return LaunchConfig(
@@ -457,7 +443,7 @@ def launch_config(launch: Launch, binary: Binary, *, stream: int) -> LaunchConfi
     )
 
 
-def scalar(parameter: Parameter, value: Any) -> Any:
+def scalar(parameter: form.Parameter, value: Any) -> Any:
     """A number as the bytes of its parameter. Raises BadLaunch for a value that does not fit."""
     wrong = form.misfit(parameter.type, value)
     if wrong:
@@ -466,14 +452,14 @@ def scalar(parameter: Parameter, value: Any) -> Any:
     return (ctypes.c_ubyte * len(packed))(*packed)
 
 
-def map_spec(descriptor: Descriptor, *, dtype: str, facts: MapFacts) -> MapSpec:
+def map_spec(descriptor: form.Descriptor, *, dtype: str, facts: MapFacts) -> MapSpec:
     """Parameters of a descriptor's tensor map. Raises BadLaunch."""
     rank = len(descriptor.shape)
     if not 1 <= rank <= 5 or len(descriptor.strides) != rank or len(facts.block_size) != rank:
         raise BadLaunch(f"a descriptor of {rank} dimensions")
     if descriptor.strides[-1] != 1:
         raise BadLaunch("a descriptor's last dimension must be contiguous")
-    if facts.elem_size != ITEM_BYTES[dtype]:
+    if facts.elem_size != form.ITEM_BYTES[dtype]:
         raise BadLaunch(f"a descriptor of {facts.elem_size}-byte elements over {dtype}")
     shape = list(descriptor.shape)
     if facts.fp4_padded:
@@ -490,12 +476,12 @@ def map_spec(descriptor: Descriptor, *, dtype: str, facts: MapFacts) -> MapSpec:
 
 
 def _add_pointer(
-    packed: Packed, program: Program, parameter: Parameter, argument: LaunchArgument
+    packed: Packed, program: form.Program, parameter: form.Parameter, argument: form.LaunchArgument
 ) -> None:
     if argument is None:
         packed.values.append(ctypes.c_uint64())
         return
-    if not isinstance(argument, TensorUse):
+    if not isinstance(argument, form.TensorUse):
         raise BadLaunch(f"{parameter.name}: an address must be of a tensor")
     if not parameter.type.startswith("*"):
         raise BadLaunch(f"{parameter.name}: a tensor for {parameter.type}")
@@ -503,7 +489,7 @@ def _add_pointer(
 
 
 def _add_descriptor(
-    packed: Packed, program: Program, descriptor: Descriptor, facts: Sequence[MapFacts]
+    packed: Packed, program: form.Program, descriptor: form.Descriptor, facts: Sequence[MapFacts]
 ) -> None:
     """A tensor map, by its facts in the binary; without such base, sizes and padding."""
     if not facts:
