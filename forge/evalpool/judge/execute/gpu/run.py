@@ -22,14 +22,7 @@ import torch
 
 from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.compiler.binary import TensorMap as MapFacts
-from forge.evalpool.judge.driver.driver import (
-    Driver,
-    DriverError,
-    LaunchConfig,
-    MapSpec,
-    TensorMap,
-    aligned_map,
-)
+from forge.evalpool.judge.driver import driver as cuda
 from forge.evalpool.judge.execute import operations
 from forge.evalpool.judge.execute.call import PROGRESS, what_of
 from forge.evalpool.judge.execute.gpu.card import Card
@@ -64,7 +57,7 @@ class Step:
     kernel: str = ""
     function: int = 0
     packed: Packed | None = None
-    config: LaunchConfig | None = None
+    config: cuda.LaunchConfig | None = None
     scratch: int = -1
     """Number of its scratch buffer; -1 without one."""
     failure: str = ""
@@ -118,7 +111,7 @@ class Loaded:
             self._kernels = [self._loaded(one) for one in binaries]
             self.init, self.forward = map(self._steps, (program.init, program.forward))
             self._places = Places(program, self.residency, card=card, scratch=self._scratch)
-        except DriverError as error:
+        except cuda.DriverError as error:
             self.close()
             reason = "out_of_memory" if error.code == 2 else "driver"
             raise CannotRun(reason, str(error)) from error
@@ -185,7 +178,7 @@ class Loaded:
             self._do(step, is_checked=is_checked)
             if is_checked:
                 self.card.synchronize()
-        except DriverError as error:
+        except cuda.DriverError as error:
             raise failed(error, step) from error
         except (CannotRun, Faulted):
             raise
@@ -200,7 +193,7 @@ class Loaded:
         """Waits for the card. Raises as `run`, for `step` if it is known."""
         try:
             self.card.synchronize()
-        except DriverError as error:
+        except cuda.DriverError as error:
             raise failed(error, step) from error
 
     def _failed(self, error: Exception, step: Step) -> CannotRun | Faulted:
@@ -285,7 +278,7 @@ class Loaded:
             self._modules.append(module)
             function = self.driver.function(module, binary.name)
             self.driver.allow_shared(function, binary.shared_bytes)
-        except DriverError as error:
+        except cuda.DriverError as error:
             if error.is_fault:
                 raise
             return 0, binary, str(error)
@@ -333,7 +326,7 @@ def reason_of(steps: Sequence[Step]) -> str:
     return ""
 
 
-def failed(error: DriverError, step: Step | None) -> CannotRun | Faulted:
+def failed(error: cuda.DriverError, step: Step | None) -> CannotRun | Faulted:
     """The exception that a driver's refusal amounts to."""
     if error.is_fault:
         return Faulted(str(error), step=step)
@@ -367,13 +360,13 @@ class Mapped:
     """A tensor map parameter: encoded anew when its tensor moves."""
 
     tensor: int
-    spec: MapSpec
-    value: TensorMap
+    spec: cuda.MapSpec
+    value: cuda.TensorMap
     buffer: Any
     """Holds the memory of `value`."""
     address: int = 0
 
-    def encode(self, address: int, driver: Driver) -> None:
+    def encode(self, address: int, driver: cuda.Driver) -> None:
         """Encodes it unless it is current."""
         if self.address != address:
             driver.encode_map(self.spec, address=address, target=self.value)
@@ -432,10 +425,10 @@ def finish(packed: Packed, sizes: Sequence[int] | None) -> None:
     packed.pointers = (ctypes.c_void_p * max(len(at), 1))(*at)
 
 
-def launch_config(launch: form.Launch, binary: Binary, *, stream: int) -> LaunchConfig:
+def launch_config(launch: form.Launch, binary: Binary, *, stream: int) -> cuda.LaunchConfig:
     """The driver's structure for a launch without attributes."""
     warp_size = int(binary.target.rsplit(":", 1)[1])  # 32 of `cuda:90:32`
-    return LaunchConfig(
+    return cuda.LaunchConfig(
         grid=(ctypes.c_uint * 3)(*launch.grid),
         block=(ctypes.c_uint * 3)(binary.num_warps * warp_size, 1, 1),
         shared_bytes=binary.shared_bytes,
@@ -452,7 +445,7 @@ def scalar(parameter: form.Parameter, value: Any) -> Any:
     return (ctypes.c_ubyte * len(packed))(*packed)
 
 
-def map_spec(descriptor: form.Descriptor, *, dtype: str, facts: MapFacts) -> MapSpec:
+def map_spec(descriptor: form.Descriptor, *, dtype: str, facts: MapFacts) -> cuda.MapSpec:
     """Parameters of a descriptor's tensor map. Raises BadLaunch."""
     rank = len(descriptor.shape)
     if not 1 <= rank <= 5 or len(descriptor.strides) != rank or len(facts.block_size) != rank:
@@ -465,7 +458,7 @@ def map_spec(descriptor: form.Descriptor, *, dtype: str, facts: MapFacts) -> Map
     if facts.fp4_padded:
         shape[-1] *= 2
     strides = [facts.elem_size * stride for stride in descriptor.strides[:-1]]
-    return MapSpec(
+    return cuda.MapSpec(
         data_type=HOST_TYPES.get(facts.elem_type, facts.elem_type),
         shape=tuple(reversed(shape)),
         stride_bytes=tuple(reversed(strides)),
@@ -502,5 +495,5 @@ def _add_descriptor(
         raise BadLaunch(f"the kernel has {len(facts)} descriptors")
     dtype = program.tensors[descriptor.tensor].dtype
     spec = map_spec(descriptor, dtype=dtype, facts=facts[len(packed.maps)])
-    packed.maps.append(Mapped(descriptor.tensor, spec, *aligned_map()))
+    packed.maps.append(Mapped(descriptor.tensor, spec, *cuda.aligned_map()))
     packed.values.append(packed.maps[-1].value)
