@@ -177,8 +177,9 @@ def _step(operation: tree.Operation, planner: Planner) -> Step:
         return region_step(operation, planner)
     compute = compute_of(operation, planner.used)
     has_hint = not operation.attributes.keys().isdisjoint(HINTS)
-    if has_hint and planner.decisions.memory_of(operation.results):
-        compute = hinted(operation, compute)
+    if has_hint:
+        is_loaded = bool(planner.decisions.memory_of(operation.results))
+        compute = hinted(operation, compute, is_loaded=is_loaded)
     operands, results = operation.operands, operation.results
     if len(results) == 1:
         (result,) = results

@@ -122,10 +122,10 @@ def _claimed(operation: tree.Operation) -> Compute:
 HINTS = ("tt.contiguity", "tt.divisibility", "tt.constancy")
 
 
-def hinted(operation: tree.Operation, compute: Compute) -> Compute:
-    """The function of an operation on what a kernel has loaded, whose result `tl.multiple_of`,
-    `tl.max_contiguous` or `tl.max_constancy` may describe: a card's compiler takes that for true,
-    as `tl.assume`. (Of `rows % M` a hint is false in the last program, where it does no harm.)"""
+def hinted(operation: tree.Operation, compute: Compute, *, is_loaded: bool) -> Compute:
+    """The function of an operation whose result `tl.multiple_of`, `tl.max_contiguous` or
+    `tl.max_constancy` describe: a card's compiler takes that for true, as `tl.assume`. Of what is
+    not loaded the first element alone is asked: a hint of `rows % M` is false behind M."""
     kind = operation.types.results[0]
     element, shape = tree.element_of(kind), tree.shape_of(kind)
     is_address = isinstance(element, tree.Pointer)
@@ -139,7 +139,8 @@ def hinted(operation: tree.Operation, compute: Compute) -> Compute:
         found = compute(group, *values)
         block = np.broadcast_to(found, (len(found), *shape))
         is_first = np.ones(block.shape, bool)
-        for axis, length in enumerate(shape, 1):
+        is_first.reshape(len(block), -1)[:, 1:] = is_loaded
+        for axis, length in enumerate(shape if is_loaded else (), 1):
             steps = np.diff(block, axis=axis)
             inner = np.arange(1, length)
             for given, step in ((contiguity, size), (constancy, 0)):
@@ -154,9 +155,7 @@ def hinted(operation: tree.Operation, compute: Compute) -> Compute:
     return checked
 
 
-HINT_WORDS = (
-    "a hint of what was loaded is false: tl.multiple_of, tl.max_contiguous or tl.max_constancy"
-)
+HINT_WORDS = "a hint is false: tl.multiple_of, tl.max_contiguous or tl.max_constancy"
 
 
 # --- shapes
