@@ -203,7 +203,7 @@ class Study:
             if time.monotonic() > self.ends_at:
                 num_unchecked = len(named) - index
                 break
-            if not self.draws.parameter_matters(name):
+            if not self.draws.parameters_matter([name]):
                 ignored.append(name)
                 num_weights += sum(size > 1 for size in parameter.shape) > 1
         is_vector = not num_weights and len(ignored) < len(named)

@@ -220,6 +220,7 @@ def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], li
             "kinds": sorted(draw.kinds),
             "narrow": draw.why,
             "insensitive": draw.insensitive,
+            "statistics": draw.needs_statistics,
             "constant": draw.is_constant,
             "training": bool(reads) or counted is None,
             # A set without room was left out, as a failed one is: the judge asks for it once more,

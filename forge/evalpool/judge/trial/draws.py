@@ -120,6 +120,8 @@ class Draw:
     """As of `Program`."""
     names: frozenset[str] = frozenset()
     """Names of torch's operations of one call that read or write data."""
+    needs_statistics: bool = False
+    """True if outputs need a norm's statistics that a call changes."""
     flops: int = 0
     """FLOPs of its matrix products, convolutions and attention."""
     has_products: bool = True
@@ -286,6 +288,7 @@ class Builder:
             is_sequence=is_sequence,
             nesting=nesting,
             names=frozenset(str(name) for name in layout["names"]),
+            needs_statistics=layout.get("statistics") is True,
             flops=count(layout["flops"]),
             has_products=layout.get("products") is not False,
             kinds=self._kinds,

@@ -33,7 +33,7 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import OutputFacts, Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from forge.evalpool.judge.numbers.protocols import OtherProtocol
@@ -57,11 +57,12 @@ STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 """Names of a norm's statistics in training mode: no output needs them, most kernels leave them."""
 
 
-def may_stay(name: str, operations: Collection[str]) -> bool:
-    """True for a parameter that a program may leave alone though a reference of these operations of
-    torch (none: unknown) writes to it: statistics that torch's own norm keeps."""
-    is_norm = not operations or any("batch_norm" in one for one in operations)
-    return is_norm and name.rpartition(".")[2] in STATISTICS
+def may_stay(name: str, draw: Draw) -> bool:
+    """True for a parameter that a program may leave alone though the reference writes to it:
+    statistics that torch's own norm keeps, and that no output needs."""
+    is_norm = not draw.names or any("batch_norm" in one for one in draw.names)
+    is_free = is_norm and not draw.needs_statistics
+    return is_free and name.rpartition(".")[2] in STATISTICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class Results(Generic[C]):
             return ONE_TENSOR
         for pair in self.pairs(left, number):
             kind, _, name = pair.name.partition(" ")
-            stays = kind == "parameter" and may_stay(name, draw.names)
+            stays = kind == "parameter" and may_stay(name, draw)
             if stays and self.content.is_same(pair.got, draw.parameter(name, number)):
                 continue
             if found := self._difference(pair, number):

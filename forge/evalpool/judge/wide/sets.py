@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
@@ -159,6 +159,8 @@ class WideDraw:
     insensitive: list[str] = field(default_factory=list[str])
     is_constant: bool = False
     """True if no input matters."""
+    needs_statistics: bool = False
+    """True if outputs need a norm's statistics that the reference changes."""
 
 
 @dataclass(slots=True)
@@ -295,10 +297,13 @@ class Draws:
         """All of it. Raises Unjudgeable."""
         return WideDraw(
             sets=[*self.sets(num_sets)],
+        sets = [*self.sets(num_sets)]
+        kept = [name for name in sets[0].state if name.endswith(("running_mean", "running_var"))]
             kinds=self.kinds,
             why=self.why,
             insensitive=self.insensitive(),
             is_constant=self.is_constant(),
+            needs_statistics=bool(kept) and self.parameters_matter(kept),
         )
 
     def sets(self, num_sets: int) -> Iterator[InputSet]:
@@ -652,15 +657,15 @@ class Draws:
         """Gives the reference other parameters, and says which differ then."""
         models = [self._model, *([] if self._wide is None else [self._wide.model])] if state else []
         own = [one.state_dict() for one in models]
-        kept = [{name: one.clone() for name, one in each.items()} for each in own]
+        kept = [{name: each[name].clone() for name in state} for each in own]
         try:
             for each in own:
                 for name, one in state.items():
                     each[name].copy_(one)
             yield {
-                name: one.clone()
-                for name, one in (own[0] if own else {}).items()
-                if not torch.equal(one, kept[0][name])
+                name: own[0][name].clone()
+                for name, one in kept[0].items()
+                if not torch.equal(own[0][name], one)
             }
         finally:
             for each, before in zip(own, kept, strict=True):
@@ -971,17 +976,14 @@ class Draws:
                 found.append(f"input {tensor}")
         return found
 
-    def parameter_matters(self, name: str) -> bool:
-        """True if other values of a parameter, off by about their own size, matter."""
-        model = self._model if self._wide is None else self._wide.model
-        parameter = dict(model.named_parameters())[name].data
-        kept = parameter.clone()
-        noise = torch.randn_like(parameter)
-        parameter.add_(noise.mul_(parameter.float().square().mean().sqrt() + LEAST_SHAKE))
-        try:
+    def parameters_matter(self, names: Iterable[str]) -> bool:
+        """True if other values of parameters or buffers, off by about their size, matter."""
+        state, other = self._model.state_dict(), dict[str, torch.Tensor]()
+        for name in names:
+            size = state[name].float().square().mean().sqrt() + LEAST_SHAKE
+            other[name] = state[name] + torch.randn_like(state[name]) * size
+        with self._having(other):
             tried = self._tried(self._known.inputs)
-        finally:
-            parameter.copy_(kept)
         return tried is None or self._matters(self._known.outputs, tried.outputs)
 
     def copied_input(self, sets: Sequence[InputSet]) -> int | None:

@@ -122,7 +122,7 @@ class ProgramMemory:
         draw, named = content.draw, content.draw.named
         self._written = frozenset(named[name] for name in written if name in named)
         self._statistics = frozenset(
-            named[name] for name in written if name in named and may_stay(name, draw.names)
+            named[name] for name in written if name in named and may_stay(name, draw)
         )
         self._program, self._kinds = program, kinds
         self._end = 0
