@@ -114,6 +114,12 @@ class Ground:
         """True for integers that must not be negative: torch takes such an index, too."""
         return not self.is_float and "indexes" in self.looks.does and self.domain.low >= 0
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest value; two values for a mask that has one alone."""
+        low, high = self.domain.low, self.domain.high
+        return (0.0, high or 1.0) if self.domain.form == "two" and low == high else (low, high)
+
     def others(self) -> list[int]:
         """Numbers of the other inputs of its type and shape."""
         return [n for n, one in self.kin.items() if one.shape == self.value.shape]
@@ -258,9 +264,8 @@ def _beyond(ground: Ground, old: Values) -> Values:
 
 
 def _edge(ground: Ground, old: Values) -> Values:
-    low, high = ground.domain.low, ground.domain.high
+    low, high = ground.ends
     if ground.domain.form == "two":  # the other one
-        low, high = (0.0, high or 1.0) if low == high else (low, high)
         return torch.where(old == high, low, high)
     is_length = low == 1 and "wraps" not in ground.looks.does  # else a length of 0 may be index -1
     return repeated([low, high, *([0.0] if is_length else [])], old)
@@ -575,6 +580,13 @@ def _largest(ground: Ground, old: Values) -> Values:
     return torch.full_like(old, most // 4 if ground.value.itemsize == 4 else most)
 
 
+def _far(ground: Ground, old: Values, sign: int) -> Values:
+    """Integers all below the range or above it; not far beside extrema, where people mask."""
+    most = 19 if "extrema" in ground.looks.does else 21 if ground.value.itemsize < 8 else 36
+    span = ground.domain.high - ground.domain.low + 1
+    return old + sign * (span + 2 ** random.randint(most // 2, most))
+
+
 def _other_row(ground: Ground, old: Values) -> Values:
     """Another row, moved or of another size."""
     other = random.choice(ground.flat.view(-1, len(old))).double()
@@ -632,6 +644,18 @@ def _progression(ground: Ground, old: Values) -> Values:
     even = _even(ground, old)
     step = even[even != 0].abs().min() if bool(even.any()) else 1.0
     return even[0] + step * random.choice((1, -1)) * torch.arange(len(old))
+
+
+def _stepped(ground: Ground, old: Values) -> Values:
+    """Equal steps, each a part of a constant that the reference compares with."""
+    step = random.choice(ground.constants(far=False)) * random.uniform(0.5, 1)
+    return old[0] + step * torch.arange(len(old))
+
+
+def _cut(_: Ground, old: Values) -> Values:
+    """Two rising rows, one after the other, often at the end of a block."""
+    step = 2 ** random.randrange(max(1, int(math.log2(len(old)))))
+    return old.sort().values.roll(step * random.randrange(len(old) // step))
 
 
 def _balanced(ground: Ground, old: Values) -> Values:
@@ -728,6 +752,7 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "rising row": ("ordered", lambda _, old: old.sort().values),
     "falling row": ("ordered", lambda _, old: old.sort(descending=True).values),
     "peaked row": ("ordered", _peaked),
+    "cut row": ("ordered", _cut),
     "row by size": ("ordered", lambda _, old: old[old.abs().argsort()]),
     "mirrored row": ("ordered", lambda _, old: torch.cat(
         [old[: len(old) // 2], old[: -(-len(old) // 2)].flip(0)]
@@ -746,10 +771,16 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
         random.choice((ground.looks.special, [random.choice(ground.looks.special)])), old
     )),
     "largest row": ("added", _largest),
+    "higher row": ("moved", lambda ground, old: _far(ground, old, 1)),
+    "deeper row": ("moved", lambda ground, old: _far(ground, old, -1)),
     "permuted row": ("permuted", lambda _, old: old[torch.randperm(len(old))]),
     LINKED: ("linked", lambda _, old: old),
     "other row": ("columns", _other_row),
     "counted row": ("counted", _counted),
+    "row of most": ("", lambda ground, old: torch.full_like(old, ground.ends[1]).index_fill_(
+        0, torch.randint(len(old), (2,)), ground.ends[0]
+    )),
+    "stepped row": ("", _stepped),
     "full row": ("", lambda ground, old: torch.full_like(old, ground.domain.high or 1.0)),
     "empty row": ("", lambda ground, old: torch.full_like(old, ground.domain.low)),
     "row of few": ("shaped", _few_of),
@@ -821,12 +852,10 @@ def rows_for(ground: Ground) -> list[str]:
     is_short = value.itemsize < 8 and not ground.is_float
     is_two = form == "two" and ground.turn % 2 == 0  # else a mask has few other elements alone
     is_ordered = is_agreeing and looks.tells_rows and form != "sorted"
-    is_copied = (ground.others() and form not in FEW) or (looks.is_comparing and is_agreeing)
-    is_copied = (
-        is_copied
-        or (is_agreeing and bool(ground.strangers))
-        or (is_two and bool(ground.others() or looks.is_comparing))
-    )
+    has_others = bool(ground.others())
+    is_copied = (has_others and form not in FEW) or (is_agreeing and bool(ground.strangers))
+    is_copied |= looks.is_comparing and is_agreeing
+    is_copied |= is_two and (has_others or looks.is_comparing)
     is_free = form == "free" and "sizes" not in looks.does
     has = {
         "any": is_any,
@@ -842,6 +871,7 @@ def rows_for(ground: Ground) -> list[str]:
         "runs": is_ordered or (is_two and looks.tells_rows),
         "special": is_any and looks.special and form != "sorted",
         "added": is_short and is_agreeing and "adds" in looks.does and "sizes" not in looks.does,
+        "moved": is_free and not ground.is_float and _may_exceed(ground),
         "permuted": form in ("distinct", "hot"),
         "columns": form == "ordered",
         "counted": is_two,
@@ -878,17 +908,33 @@ def _aimed_tensors(ground: Ground) -> list[str]:
         "places": bool(_scored(ground)),
         "float": is_float,
     }
-    found = [kind for kind, (what, _) in WHOLE.items() if has[what]]
+    found = [kind for kind, (what, _) in WHOLE.items() if has.get(what)]
     if ground.domain.form == "two":
         found += ["empty row", "full row"]
     else:
         found += ["constant row", "zero row"]
     found += ["equal row", "positive row", "negative row", "scaled row"] if is_float else []
     shapes = random.sample(SHAPES, len(SHAPES) if is_flat else NUM_EVERY)
-    if not is_flat:
-        is_few = math.prod(shape[:-1]) <= MAX_EVERY
-        shapes = [EVERY + kind for kind in shapes if is_few]
+    shapes = shapes if is_flat else [EVERY + kind for kind in shapes]
     return [*random.sample(found, len(found)), *shapes]
+
+
+def joined_for(ground: Ground) -> list[str]:
+    """Kinds of a whole input all of whose rows are such that what is far apart in one, or in two
+    inputs, belongs together: a rare row would be missed."""
+    form, looks, shape = ground.domain.form, ground.looks, ground.value.shape
+    is_free, decides = form == "free", "decides" in looks.does
+    if form not in ("free", "two", "sorted") or shape[-1:].numel() < MIN_ROW or is_strict(ground):
+        return []
+    has = {
+        "equal row": len(shape) == 1 and form != "two" and not ground.is_float,
+        FEW_EACH: form == "two" or (decides and ground.is_float),
+        EVERY + "stepped row": is_free and decides and ground.constants(far=False),
+        EVERY + "cut row": is_free and looks.tells_rows,
+        "chain input": form == "two" and shape[-2:-1] == shape[-1:],
+        "late input": is_free and looks.is_comparing and bool(ground.others()),
+    }
+    return [kind for kind, is_one in has.items() if is_one]
 
 
 # --- places of rows
@@ -942,8 +988,10 @@ def make_tensor(ground: Ground, kind: str) -> Group:
     if kind in WHOLE:
         made = WHOLE[kind][1](ground, ground.value.double()).reshape(-1)
     elif kind.startswith(EVERY):
-        rows = ground.flat.double().view(-1, ground.value.shape[-1])
-        made = torch.cat([_shaped(ground, kind.removeprefix(EVERY), row) for row in rows])
+        first, kind = MAX_EVERY * ground.value.shape[-1], kind.removeprefix(EVERY)
+        rows = ground.flat[:first].double().view(-1, ground.value.shape[-1])
+        made = [_shaped(ground, kind, row) for row in rows]
+        made = torch.cat([*made, ground.flat[first:].double()])
     else:
         made = _shaped(ground, kind, ground.flat.double())
     return Group(tensor=ground.number, kind=kind, at=at, values=ground.cast(made)[at])
@@ -959,6 +1007,21 @@ def _zero_cross(_: Ground, value: Values) -> Values:
 
 def _other_input(ground: Ground, value: Values) -> Values:
     return ground.kin[random.choice(ground.others())].double()
+
+
+def _chain(ground: Ground, value: Values) -> Values:
+    """A square of two values whose larger ones lead from each row to another one, through all."""
+    low, high = ground.ends
+    order = torch.rand(value.shape[:-1]).argsort(-1).view(-1, value.shape[-1])
+    at = order[:, :-1] * value.shape[-1] + order[:, 1:]
+    return torch.full_like(value.view(len(order), -1), low).scatter_(-1, at, high)
+
+
+def _late(ground: Ground, value: Values) -> Values:
+    """Each row as another input's, by any number of places later."""
+    length, other = value.shape[-1], _other_input(ground, value).view(-1, value.shape[-1])
+    at = torch.arange(length) - torch.randint(1, length, (len(other), 1))
+    return torch.where(at < 0, other[:, :1], other.gather(-1, at.clamp(min=0)))
 
 
 def _scored(ground: Ground) -> list[torch.Tensor]:
@@ -988,6 +1051,8 @@ WHOLE: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "multiple input": (
         "other", lambda ground, old: random.choice((2.0, -1.0)) * _other_input(ground, old)
     ),
+    "chain input": ("", _chain),
+    "late input": ("", _late),
     "input of places": (
         "places", lambda ground, _: random.choice(_scored(ground)).argmax(-1).double()
     ),
@@ -998,8 +1063,10 @@ WHOLE: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
 SHARED = frozenset(WHOLE) | {"zero row", "positive row"}
 """Kinds that several inputs of a shape may have together."""
 EVERY, MAX_EVERY, NUM_EVERY = "every ", 256, 4
-"""Beginning of the kind of an input all of whose rows are of a shape, most rows of one, and number
-of such shapes of a set."""
+"""Beginning of the kind of an input whose first rows are of a shape, number of such rows, and of
+such shapes of a set."""
+FEW_EACH, MOST_EACH = EVERY + "row of few", EVERY + "row of most"
+"""Kind of a mask, and the kind of other masks of its shape beside it."""
 
 
 def _planned(ground: Ground, kinds: Sequence[str], lines: Sequence[Places]) -> list[_Row]:

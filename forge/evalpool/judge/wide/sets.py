@@ -38,7 +38,7 @@ from forge.evalpool.judge.wide.reference import (
     WideReference,
     kinds_of,
 )
-from forge.evalpool.judge.wide.sought import Domain, Looks, opened
+from forge.evalpool.judge.wide.sought import MIN_ROW, Domain, Looks, opened
 from forge.records.examination import Flag
 
 MATTERS, MATTERS_REAL = 100.0, 4.0
@@ -91,6 +91,8 @@ LEAST_SHAKE = 0.1
 NUM_TENSORS = 4
 """Further sets, each with one whole input that is planted, where an output may depend on it as a
 whole: on a maximum or a mean of all, or on its bound."""
+NUM_JOINED = 3
+"""Further sets, each with one whole input whose rows are as `plants.joined_for` says."""
 NUM_ASIDE, STATE_SHARE = 6, 1 / 16
 """Most further sets of given inputs, with other parameters and arguments; and largest share of the
 memory that parameters and outputs take up then."""
@@ -157,10 +159,10 @@ class WideDraw:
     why: str = ""
     """Why it is."""
     insensitive: list[str] = field(default_factory=list[str])
-    is_constant: bool = False
-    """True if no input matters."""
     needs_statistics: bool = False
     """True if outputs need a norm's statistics that the reference changes."""
+    is_constant: bool = False
+    """True if no input matters."""
 
 
 @dataclass(slots=True)
@@ -295,15 +297,15 @@ class Draws:
 
     def make(self, num_sets: int) -> WideDraw:
         """All of it. Raises Unjudgeable."""
-        return WideDraw(
-            sets=[*self.sets(num_sets)],
         sets = [*self.sets(num_sets)]
         kept = [name for name in sets[0].state if name.endswith(("running_mean", "running_var"))]
+        return WideDraw(
+            sets=sets,
             kinds=self.kinds,
             why=self.why,
+            needs_statistics=bool(kept) and self.parameters_matter(kept),
             insensitive=self.insensitive(),
             is_constant=self.is_constant(),
-            needs_statistics=bool(kept) and self.parameters_matter(kept),
         )
 
     def sets(self, num_sets: int) -> Iterator[InputSet]:
@@ -325,7 +327,7 @@ class Draws:
             yield from (replace(one, asks_real=False) for one in sets)
             return
         num_sets = max(num_sets, NUM_SETS) + NUM_TELLING * self._looks.tells_rows
-        plans = self._plans(min(num_sets, num_fit) - 1)
+        plans = [*self._plans(min(num_sets, num_fit) - 1), *self._joined_plans()][: num_fit - 1]
         for plan in plans:
             yield self._planted(plan) or self.given()
         room = num_fit - 1 - len(plans)
@@ -511,8 +513,10 @@ class Draws:
         found = [_Plan(turn=turn + n, kinds=quiet[n::num_quiet]) for n in range(num_quiet)]
         tensors = calls.leaves(self._known.inputs)
         floats = [n for n, one in enumerate(tensors) if one.is_floating_point()] or [-1]
+        is_half = any(one.is_floating_point() and one.itemsize < 4 for one in tensors)
         for n in range(num_sets - num_quiet):
-            plan = _Plan(turn=other + n, kinds=plants.LOUD, is_loud=True, is_rough=not n)
+            is_rough = is_half or not n  # squares of a half type may overflow in any input
+            plan = _Plan(turn=other + n, kinds=plants.LOUD, is_loud=True, is_rough=is_rough)
             plan.chosen = floats[plan.turn % len(floats)]
             is_near = plan.is_rough or self._wide is None or "extrema" in self._looks.does
             plan.first_size = plants.NEAR if is_near else 0
@@ -539,6 +543,15 @@ class Draws:
             if kind in plants.SHARED and one.number < min(one.others(), default=0):
                 shared.append(replace(plans[-1], is_shared=True))
         return [*plans, *shared]
+
+    def _joined_plans(self) -> list[_Plan]:
+        """Plans of inputs in which what is far apart belongs together."""
+        found = [
+            _Plan(chosen=n, whole=kind, is_shared=one.domain.form == "two")
+            for n, one in enumerate(self._grounds())
+            for kind in plants.joined_for(one)
+        ]
+        return random.sample(found, min(NUM_JOINED, len(found)))
 
     def _whole_plans(self) -> list[_Plan]:
         """Plans of inputs that outputs depend on as a whole; of several tensors, kinds that differ
@@ -650,12 +663,13 @@ class Draws:
         is_small = self._wide is not None and size <= LARGE_BYTES
         halves = [names[::2], names[1::2]] if is_small else []
         zeros = [{name: torch.zeros_like(made[name]) for name in half} for half in halves if half]
-        return [made, *({**made, **half} for half in zeros)]
+        turned = {name: -now[name] for name in names if now[name].numel() < MIN_ROW}
+        return [made, *({**made, **half} for half in zeros), *([turned] if turned else [])]
 
     @contextmanager
     def _having(self, state: Mapping[str, torch.Tensor]) -> Generator[dict[str, torch.Tensor]]:
         """Gives the reference other parameters, and says which differ then."""
-        models = [self._model, *([] if self._wide is None else [self._wide.model])] if state else []
+        models = [self._model, *([] if self._wide is None else [self._wide.model])]
         own = [one.state_dict() for one in models]
         kept = [{name: each[name].clone() for name in state} for each in own]
         try:
@@ -762,7 +776,9 @@ class Draws:
             work.groups = []
             for one in (ground, *(self._ground(work, n) for n in others)):
                 one.size = size
-                work.groups.append(self._on_device(plants.make_tensor, one, kind))
+                is_beside = kind == plants.FEW_EACH and one is not ground
+                own = plants.MOST_EACH if is_beside else kind
+                work.groups.append(self._on_device(plants.make_tensor, one, own))
             found = self._tried(self._with(work.start.inputs, work.groups))
             if found is not None and self._is_stable(found):
                 work.now = found
