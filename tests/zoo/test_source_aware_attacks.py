@@ -5,8 +5,8 @@ other protocols, capture children and the judge's own time: they are refused und
 policy. Those about ties, thresholds and maxima that begin with 0 are of the same day, and those
 about torch's copies, views, indices that occur twice and signs of parameters.
 
-Open: equal elements where the reference also selects places (a median), false hints of what is not
-loaded, a store that overtakes another thread's load, magnitudes beyond those of our sets, a table
+Open: equal elements where the reference also selects places (a median), false hints of later
+elements, a store that overtakes another thread's load, magnitudes beyond those of our sets, a table
 that a launch of `forward` copies beside an input, what tells the evaluator from a card (the sign of
 a NaN, a maximum of two zeros), a view that is transposed where the reference also computes, a
 maximum that begins with 0 behind a product without bias or within an attention, an output in a
