@@ -647,9 +647,10 @@ def _progression(ground: Ground, old: Values) -> Values:
 
 
 def _stepped(ground: Ground, old: Values) -> Values:
-    """Equal steps, each a part of a constant that the reference compares with."""
-    step = random.choice(ground.constants(far=False)) * random.uniform(0.5, 1)
-    return old[0] + step * torch.arange(len(old))
+    """Equal steps, each a part of a constant that the reference compares with, of a small one."""
+    sought = ground.constants(far=False)
+    small = [one for one in sought if abs(one) < ground.rms]
+    return old[0] + random.choice(small or sought) * random.uniform(0.5, 1) * torch.arange(len(old))
 
 
 def _cut(_: Ground, old: Values) -> Values:
