@@ -44,6 +44,7 @@ from forge.data.inductor.source import (
     named,
     names_in,
     nested,
+    num_operations,
     polynomial,
     product,
     read,
@@ -52,10 +53,9 @@ from forge.data.inductor.source import (
     walk,
 )
 
-WIDEST = 48
-"""Longest expression that takes in a value that is used once."""
-SHORT = 26
-"""Longest value with a name of its own that another expression takes in."""
+MOST_OPERATIONS, MOST_INSIDE = 4, 2
+"""Operations of an expression that takes in a value that is used once, and of such a value with a
+name of its own."""
 MOST_READS = 3
 """Reads of a parameter that may be a product of others instead."""
 TYPES = {
@@ -470,7 +470,7 @@ class _Indices(ast.NodeTransformer):
             and self.pointers.isdisjoint(names_in(node))
         ):
             made = nested(node)
-            if len(ast.unparse(made)) < len(ast.unparse(node)):
+            if num_operations(made) < num_operations(node):
                 return made
         return self.generic_visit(node)
 
@@ -529,7 +529,7 @@ def _one_pass(body: list[ast.stmt], once: set[str]) -> tuple[list[ast.stmt], int
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if (
                 name in once
                 and _is_movable(value)
-                and (TEMPORARY.match(name) or len(ast.unparse(value)) <= SHORT)
+                and (TEMPORARY.match(name) or num_operations(value) <= MOST_INSIDE)
             ):
                 waiting[name] = node
     return left, count
@@ -542,7 +542,7 @@ def _fits(node: ast.Assign | ast.Expr | ast.AugAssign, name: str, value: ast.exp
     for one in walk(whole):
         if isinstance(one, ast.Attribute) and dotted(one.value) == name:
             return isinstance(value, ast.Call)
-    return len(ast.unparse(whole)) + len(ast.unparse(value)) - len(name) <= WIDEST
+    return num_operations(whole) + num_operations(value) <= MOST_OPERATIONS
 
 
 def _is_movable(value: ast.expr) -> bool:

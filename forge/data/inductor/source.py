@@ -377,10 +377,17 @@ def tidy(node: Node, *, is_kernel: bool = False) -> Node:
 
 
 def nested(node: ast.expr) -> ast.expr:
-    """A sum of products with common factors outside, in the shorter of two forms: with sums that
-    are factors multiplied out, or as they are."""
+    """A sum of products with common factors outside, in that of two forms with fewer operations:
+    with sums that are factors multiplied out, or as they are."""
     forms = [_nested(polynomial(node, is_expanded=one)) for one in (True, False)]
-    return min(forms, key=lambda one: len(ast.unparse(one)))
+    return min(forms, key=num_operations)
+
+
+def num_operations(node: ast.expr) -> int:
+    """The operations and calls of an expression. No form of a text depends on lengths of names: a
+    kernel has the same lines with other names."""
+    operations = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call)
+    return sum(isinstance(one, operations) for one in walk(node))
 
 
 def _factors(node: ast.expr) -> Iterator[ast.expr]:
