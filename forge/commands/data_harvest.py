@@ -417,7 +417,7 @@ class _Work:
             raise _NotPassed("answered", f"more than {MAX_ANSWER_CHARS} characters")
         self._note(
             code=done["code"], policy=done["policy"], products=done["products"],
-            kernels=len(done["kernels"]), literals=tuple(done["literals"]),
+            kernels=len(done["kernels"]),
         )  # fmt: skip
 
     async def _judge(self) -> None:

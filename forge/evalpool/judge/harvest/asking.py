@@ -65,7 +65,7 @@ def ask_harvester(
 def _is_result(body: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
     """True for what `child.py` sends; a problem's code may have sent anything."""
     if request["step"] == "answer":
-        texts, lists = ("code", "policy"), ("kernels", "literals")
+        texts, lists = ("code", "policy"), ("kernels",)
         if body.get("is_answered") is not True:
             texts, lists = ("reason", "detail"), ()
         elif type(body.get("products")) is not int:
