@@ -87,7 +87,7 @@ class FakePool:
         if number == 5:
             return {"failed": "no kernel", "detail": "a view"}
         answer = {"code": KERNEL.format(number=number), "policy": "own", "kernels": ["kernel"],
-                  "products": 0, "literals": []}  # fmt: skip
+                  "products": 0}  # fmt: skip
         return {"done": {"is_answered": True, **answer}}
 
     async def examine(self, problem: Any) -> Examination:

@@ -210,8 +210,7 @@ SIZES = {"step": "sizes", "source": "a", "alternatives": ["b"],
          "groups": [{"text": "a", "other": "b", "large": ["c"]}]}  # fmt: skip
 RAN = {"text": 1, "tensors": 1, "outputs": 1, "operations": 3, "cpu_s": 0.1}
 ANSWER = {"step": "answer", "source": "a"}
-MADE = {"is_answered": True, "code": "x", "policy": "own", "kernels": ["k"], "products": 0,
-        "literals": []}  # fmt: skip
+MADE = {"is_answered": True, "code": "x", "policy": "own", "kernels": ["k"], "products": 0}
 
 
 class Spawner:
