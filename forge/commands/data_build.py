@@ -33,25 +33,8 @@ import xxhash
 
 from forge.commands.counter import open_counter
 from forge.config.schema.build import DataBuild
+from forge.data.build import output
 from forge.data.build.choice import Choice, HeldoutProblems
-from forge.data.build.output import (
-    HELDOUT,
-    INPUT,
-    MANIFEST,
-    TRAIN,
-    LeftOutRow,
-    ResultLog,
-    RowFile,
-    counted,
-    describe_steps,
-    explained,
-    find_row_files,
-    hash_file,
-    length_facts,
-    open_sinks,
-    output_row,
-    write_whole,
-)
 from forge.data.build.steps import RowSteps, Step
 from forge.data.chat import ChatTemplate
 from forge.data.pairs.rows import DROPPED, all_rows
@@ -65,7 +48,7 @@ from forge.runner.prepare.prompt_facts import prompts_for
 from forge.version import __version__
 
 WORK = ".build"
-OUTPUTS = (f"{TRAIN}.*", f"{HELDOUT}.*", ".*.partial", DROPPED)
+OUTPUTS = (f"{output.TRAIN}.*", f"{output.HELDOUT}.*", ".*.partial", DROPPED)
 """Files of a build; another one that was not finished leaves some of them."""
 PACKAGES = ("numpy", "pyarrow", "tokenizers", "xxhash", "jinja2")
 """Packages whose version may change the bytes."""
@@ -94,7 +77,7 @@ class OutputFolder:
             with self._work() as work:
                 manifest = {"key": self.key, **self.facts, **make(work)}
                 text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-                write_whole(self.path / MANIFEST, text.encode())
+                output.write_whole(self.path / output.MANIFEST, text.encode())
                 shutil.rmtree(work)
         except OSError as error:
             said = error.strerror or error
@@ -103,7 +86,7 @@ class OutputFolder:
 
     def _finished(self) -> Mapping[str, Any] | None:
         """The manifest of the same work if it is done and its files are unchanged."""
-        folder, path = self.path, self.path / MANIFEST
+        folder, path = self.path, self.path / output.MANIFEST
         if path.is_file():
             try:
                 found: dict[str, Any] = json.loads(path.read_text())
@@ -113,7 +96,8 @@ class OutputFolder:
                 raise self._of_others(found)
             hashes: dict[str, str] = found["outputs"]
             if all(
-                (folder / n).is_file() and hash_file(folder / n) == h for n, h in hashes.items()
+                (folder / n).is_file() and output.hash_file(folder / n) == h
+                for n, h in hashes.items()
             ):
                 return found
             path.unlink()
@@ -161,7 +145,7 @@ class OutputFolder:
                 for old in (path for pattern in self.outputs for path in folder.glob(pattern)):
                     old.unlink()
                 work.mkdir()
-                write_whole(mark, facts.encode())
+                output.write_whole(mark, facts.encode())
             yield work
         finally:
             os.close(lock)
@@ -183,7 +167,7 @@ def common_facts(*packages: str, tokenizer: Path | None) -> dict[str, Any]:
         "forge": __version__,
         "code": _hash_code(),
         "versions": {name: _version(name) for name in (*PACKAGES, *packages)},
-        "tokenizer": {path.name: hash_file(path) for path in files if path.is_file()},
+        "tokenizer": {path.name: output.hash_file(path) for path in files if path.is_file()},
     }
 
 
@@ -212,7 +196,7 @@ IN_FLIGHT = 32
 
 def describe(manifest: Mapping[str, Any], folder: Path) -> str:
     rows = ", ".join(f"{count} {name}" for name, count in manifest["rows"].items())
-    return f"{rows} rows in {folder}; {MANIFEST} has the settings, hashes and reasons"
+    return f"{rows} rows in {folder}; {output.MANIFEST} has the settings, hashes and reasons"
 
 
 def build_rows(build: DataBuild) -> Mapping[str, Any]:
@@ -223,7 +207,7 @@ def build_rows(build: DataBuild) -> Mapping[str, Any]:
     out, build = build.output.dir, locate_build(build)
     task = _Task(
         build=build,
-        files=find_row_files(build.input.path),
+        files=output.find_row_files(build.input.path),
         chat=_load_chat(build),
         heldout=HeldoutProblems(build.heldout.paths, threshold=build.duplicates.similarity),
         prompts=prompts_for(build.prompt, build.judge, inventory()),
@@ -235,7 +219,7 @@ def build_rows(build: DataBuild) -> Mapping[str, Any]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
     build: DataBuild
-    files: Sequence[RowFile]
+    files: Sequence[output.RowFile]
     chat: ChatTemplate | None
     heldout: HeldoutProblems
     prompts: PromptSet
@@ -260,7 +244,7 @@ class _Task:
         choice.drop_contaminated(self.heldout)
         verdicts: dict[int, dict[str, str]] = {}
         if self.build.filters.judged:
-            log = ResultLog(work / "verdicts.jsonl")
+            log = output.ResultLog(work / "verdicts.jsonl")
             verdicts = anyio.run(self._judge_all, _kept(texts, choice), len(choice.kept), log)
             log.close()
             lost = [v["reason"] for v in verdicts.values() if v["status"] == Status.INFRA_ERROR]
@@ -280,18 +264,18 @@ class _Task:
         choice.drop_near_and_split(self.build.duplicates, self.build.split)
         places = {file.name: place for place, file in enumerate(self.files)}
         dropped = sorted(choice.dropped, key=lambda each: _place(each.origin, places))
-        steps = describe_steps(dropped, Step, num=num_rows, off=_off(self.build))
+        steps = output.describe_steps(dropped, Step, num=num_rows, off=_off(self.build))
         out = self.build.output
-        write_whole(out.dir / DROPPED, "".join(each.to_line() for each in dropped).encode())
+        output.write_whole(out.dir / DROPPED, "".join(each.to_line() for each in dropped).encode())
         if not choice.kept:
-            said = [counted(steps) or "none read", *explained(steps)[:MAX_EXPLAINED]]
+            said = [output.counted(steps) or "none read", *output.explained(steps)[:MAX_EXPLAINED]]
             raise ConfigError(
-                f"{INPUT}: {self.build.input.path}: no row is left; {'; '.join(said)} "
+                f"{output.INPUT}: {self.build.input.path}: no row is left; {'; '.join(said)} "
                 f"({out.dir / DROPPED})"
             )
         written = self._write(texts, choice, verdicts)
         names = [f"{name}.{form}" for name in written["rows"] for form in out.formats]
-        outputs = {name: hash_file(out.dir / name) for name in (*names, DROPPED)}
+        outputs = {name: output.hash_file(out.dir / name) for name in (*names, DROPPED)}
         return {"steps": steps, **_judged(verdicts), **written, "outputs": outputs}
 
     async def _prepare(self, texts: Path) -> tuple[Choice, int]:
@@ -305,10 +289,10 @@ class _Task:
                 gzip.open(texts, "wt", 1, encoding="utf-8", newline="\n") as file,
             ):
                 for source in self.files:
-                    for place, row in enumerate(all_rows(source.path, key=INPUT), start=1):
+                    for place, row in enumerate(all_rows(source.path, key=output.INPUT), start=1):
                         num_rows += 1
                         found = steps(row, number=num_rows, origin=f"{source.name}:{place}")
-                        if isinstance(found, LeftOutRow):
+                        if isinstance(found, output.LeftOutRow):
                             self._check_strict(found)
                             choice.dropped.append(found)
                         elif choice.add(found):
@@ -317,15 +301,15 @@ class _Task:
                         await anyio.lowlevel.checkpoint()
         return choice, num_rows
 
-    def _check_strict(self, found: LeftOutRow) -> None:
+    def _check_strict(self, found: output.LeftOutRow) -> None:
         source = self.build.input
         if source.strict and found.step == Step.READ:
             root = source.path if source.path.is_dir() else source.path.parent
             said = f"{found.reason}: {found.detail}" if found.detail else found.reason
-            raise ConfigError(f'{INPUT}: {root / found.origin} ("{source.format}"): {said}')
+            raise ConfigError(f'{output.INPUT}: {root / found.origin} ("{source.format}"): {said}')
 
     async def _judge_all(
-        self, rows: Iterator[tuple[int, dict[str, Any]]], total: int, log: ResultLog
+        self, rows: Iterator[tuple[int, dict[str, Any]]], total: int, log: output.ResultLog
     ) -> dict[int, dict[str, str]]:
         """Verdicts by the rows' numbers. Raises MachineError: no sandbox works here."""
         table = self.build.judge
@@ -350,18 +334,20 @@ class _Task:
     ) -> dict[str, Any]:
         """Writes the rows; returns their numbers and lengths."""
         out = self.build.output
-        names = (TRAIN, HELDOUT) if self.build.split.heldout_share else (TRAIN,)
+        names = (
+            (output.TRAIN, output.HELDOUT) if self.build.split.heldout_share else (output.TRAIN,)
+        )
         counts = dict.fromkeys(names, 0)
         lengths: list[int] = []
-        with open_sinks(out.dir, out.formats, names) as write:
+        with output.open_sinks(out.dir, out.formats, names) as write:
             for number, row in _kept(texts, choice):
-                name = HELDOUT if number in choice.heldout else TRAIN
+                name = output.HELDOUT if number in choice.heldout else output.TRAIN
                 verdict = verdicts[number]["status"] if number in verdicts else None
-                write(name, output_row(row, origin=row["origin"], verdict=verdict))
+                write(name, output.output_row(row, origin=row["origin"], verdict=verdict))
                 counts[name] += 1
                 if row["num_tokens"] is not None:
                     lengths.append(row["num_tokens"])
-        return {"rows": counts, "tokens": length_facts(lengths)}
+        return {"rows": counts, "tokens": output.length_facts(lengths)}
 
 
 def _load_chat(build: DataBuild) -> ChatTemplate | None:
@@ -442,7 +428,7 @@ def _judged(verdicts: Mapping[int, Mapping[str, str]]) -> dict[str, Any]:
     }
 
 
-async def _judge_one(row: Mapping[str, Any], pool: Pool, log: ResultLog) -> dict[str, str]:
+async def _judge_one(row: Mapping[str, Any], pool: Pool, log: output.ResultLog) -> dict[str, str]:
     key = xxhash.xxh3_128_hexdigest(
         json.dumps([row["source"], row["entry_point"], row["code"]]).encode()
     )

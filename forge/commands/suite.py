@@ -18,17 +18,9 @@ import anyio
 import tomli_w
 
 from forge.adapters.pools import JudgeSettings
+from forge.config import schema
 from forge.config.keys import one_of
 from forge.config.load import load_experiment
-from forge.config.schema import (
-    SERVE_URL,
-    EvalStage,
-    EvalTable,
-    Experiment,
-    JudgeTable,
-    ProtocolName,
-    is_hub_name,
-)
 from forge.data.problem_files import find_files
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.devices import Gpu
@@ -158,9 +150,9 @@ def experiment_of(
 
 def check_options(request: EvalRequest) -> None:
     """Raises ConfigError: a protocol, policy or baseline that is none."""
-    baselines = (*get_args(JudgeTable.model_fields["baseline"].annotation), BOTH)
+    baselines = (*get_args(schema.JudgeTable.model_fields["baseline"].annotation), BOTH)
     for option, allowed in (
-        ("protocol", ProtocolName), ("policy", PolicyName), ("baseline", baselines),
+        ("protocol", schema.ProtocolName), ("policy", PolicyName), ("baseline", baselines),
     ):  # fmt: skip
         if (value := getattr(request, option)) is not None:
             one_of(f"--{option}", value, allowed)
@@ -209,7 +201,7 @@ def _stage(request: EvalRequest, source: ModelSource) -> dict[str, Any]:
     """Keys of the last evaluation of the model's run, whose figures are then repeated (for another
     suite without the number of problems), with the options."""
     stages = source.base.stage if source.base is not None else ()
-    found = [stage for stage in stages if isinstance(stage, EvalStage)]
+    found = [stage for stage in stages if isinstance(stage, schema.EvalStage)]
     exclude = {"round"} if request.suite is None else {"round", "num_problems"}
     own = found[-1].model_dump(mode="json", exclude_none=True, exclude=exclude) if found else {}
     options = {
@@ -224,7 +216,7 @@ def _budgeted(
     request: EvalRequest, stage: Mapping[str, Any], source: ModelSource
 ) -> dict[str, Any]:
     """Keys of a stage whose rollouts have a budget of answers. Raises ConfigError."""
-    table = source.base.eval if source.base is not None else EvalTable()
+    table = source.base.eval if source.base is not None else schema.EvalTable()
     turns, budget = stage.get("max_turns") or table.max_turns, request.budget or 0
     if request.samples is not None:
         raise ConfigError(f"--samples {request.samples} with --budget {budget}: one of them")
@@ -289,7 +281,7 @@ class ModelSource:
     """Keys of `[model]`; empty for a server."""
     serve: dict[str, Any] = field(default_factory=dict[str, Any])
     """Keys of `[serve]`: those of a server, or the context of a model."""
-    base: Experiment | None = None
+    base: schema.Experiment | None = None
     """The experiment of its run, whose settings the evaluation has; None without a run."""
     answer_tokens: int = ANSWER_TOKENS
 
@@ -303,7 +295,7 @@ def find_source(request: EvalRequest) -> ModelSource:
     weights; a server without this model; MachineError: no server answers, or weights that a run
     needs are not there."""
     text = request.source
-    if "://" in text or SERVE_URL.fullmatch(text):
+    if "://" in text or schema.SERVE_URL.fullmatch(text):
         return _server(request)
     for option, value in (("model", request.model_name), ("api-key-env", request.api_key_env)):
         if value is not None:
@@ -316,7 +308,7 @@ def find_source(request: EvalRequest) -> ModelSource:
     if (folder / "config.json").is_file():
         path = folder.resolve()
         return _local(path, label=text, model={"path": str(path)})
-    if is_hub_name(text) and not folder.is_dir() and folder.parent != request.store:
+    if schema.is_hub_name(text) and not folder.is_dir() and folder.parent != request.store:
         return ModelSource(
             label=text, model={"path": text}, serve={"context_tokens": CONTEXT_TOKENS}
         )
@@ -325,7 +317,7 @@ def find_source(request: EvalRequest) -> ModelSource:
 
 def _server(request: EvalRequest) -> ModelSource:
     """A server that answers now, and its model."""
-    if not SERVE_URL.fullmatch(request.source):
+    if not schema.SERVE_URL.fullmatch(request.source):
         raise ConfigError(f"{request.source}: a server is http://HOST:PORT[/PATH] or unix:/PATH")
     model = anyio.run(_ask_for_model, request)
     serve = {

@@ -18,14 +18,7 @@ from forge.records import Pair, Split
 from forge.rollout.batches import count_from
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.placement import needs_pairs, turns_trained
-from forge.runner.prepare.prepare import (
-    delete_damaged,
-    find_refused,
-    is_examined,
-    prepare_model,
-    prepare_pairs,
-    refusal,
-)
+from forge.runner.prepare import prepare
 from forge.runner.prepare.prompt_facts import prompts_for, recorded_prompts, to_event
 from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.sft import require_roles
@@ -48,7 +41,7 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
         run.prompter = _prompter(run, Path(model.path))
         await anyio.to_thread.run_sync(_require_room, run)
     async with run.stop.dropping():
-        for name in await anyio.to_thread.run_sync(delete_damaged, run.paths):
+        for name in await anyio.to_thread.run_sync(prepare.delete_damaged, run.paths):
             line = f"{name}: its content has changed; it is made again"
             await run.record("file_damaged", line, says=True)
         pairs: list[Pair] = []
@@ -56,7 +49,7 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
             run.progress.prepare("pairs")
             judge = None if run.pool is None else partial(run.pool.judge, timing=False)
             lines: list[str] = []
-            pairs = await prepare_pairs(
+            pairs = await prepare.prepare_pairs(
                 run.experiment, run.problems, prompts=run.prompts, paths=run.paths, judge=judge,
                 progress=run.progress, say=lines.append,
             )  # fmt: skip
@@ -66,7 +59,7 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
         run.progress.prepare("model")
         model_dir = run.paths.weights / "absent"
         if not run.experiment.model.is_absent:
-            model_dir = await prepare_model(
+            model_dir = await prepare.prepare_model(
                 run.experiment, pairs, run.problems,
                 prompts=run.prompts, paths=run.paths, log_dir=run.log_dir, observer=run.observer,
             )  # fmt: skip
@@ -102,11 +95,11 @@ async def _settle_prompts(run: RunContext) -> None:
 
 async def _refused(run: RunContext) -> dict[str, str]:
     """Problems that GRPO leaves out, by id with the reason; shown and recorded."""
-    if run.pool is None or not is_examined(run.experiment):
+    if run.pool is None or not prepare.is_examined(run.experiment):
         return {}
-    refused = await find_refused(run.problems, run.paths, run.pool, run.progress)
+    refused = await prepare.find_refused(run.problems, run.paths, run.pool, run.progress)
     if refused:
-        line = refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))
+        line = prepare.refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))
         await run.record("problems_refused", line, says=True, problems=refused)
     return refused
 

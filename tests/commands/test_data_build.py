@@ -21,7 +21,7 @@ from forge.commands import data_build
 from forge.config.load import load_build
 from forge.config.schema import Experiment
 from forge.config.schema.build import DataBuild
-from forge.data.build.output import ResultLog
+from forge.data.build import output
 from forge.data.pairs.conversations import read_pairs
 from forge.errors import ConfigError, MachineError
 from forge.records import Pair, Problem, Split, Status, Verdict
@@ -57,7 +57,7 @@ def interrupted(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(data_build, step, interrupt)
+        patch.setattr(output if hasattr(output, step) else data_build, step, interrupt)
         with pytest.raises(KeyboardInterrupt):
             build(folder, rows, **tables)
 
@@ -281,15 +281,15 @@ def test_a_row_that_a_failed_judge_has_no_verdict_of_is_judged_again(tmp_path, p
 
 @pytest.mark.parametrize("damage", ["\0" * 20 + "\n", "[]\n", '{"a": 1}\n', '{"key": "'])
 def test_a_log_is_read_to_its_first_damaged_line(tmp_path, damage):
-    log = ResultLog(tmp_path / "log")
+    log = output.ResultLog(tmp_path / "log")
     log.add("a", {"n": 1})
     log.close()
     with (tmp_path / "log").open("a") as file:
         file.write(damage)
-    log = ResultLog(tmp_path / "log")
+    log = output.ResultLog(tmp_path / "log")
     log.add("b", {"n": 2})
     log.close()
-    log = ResultLog(tmp_path / "log")
+    log = output.ResultLog(tmp_path / "log")
     assert (log.get("a"), log.get("b")) == ({"n": 1}, {"n": 2})
     log.close()
 
@@ -401,7 +401,7 @@ def test_a_disk_that_is_full_before_the_first_row_is_named_with_the_directory(
     def full(path: Path, data: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("forge.commands.data_build.write_whole", full)
+    monkeypatch.setattr("forge.data.build.output.write_whole", full)
     with pytest.raises(MachineError, match="out: cannot be written: No space left"):
         build(tmp_path, make_rows(1))
 

@@ -37,6 +37,7 @@ from forge.data.answers import binds, defines, extract, fenced_blocks, jitted, p
 from forge.data.build.near import signature
 from forge.data.build.output import LeftOutRow
 from forge.data.chat import ChatTemplate
+from forge.data.pairs import rows
 from forge.data.pairs.conversations import (
     BadThinking,
     id_of,
@@ -44,16 +45,6 @@ from forge.data.pairs.conversations import (
     retag,
     thinking_of,
     with_thinking,
-)
-from forge.data.pairs.rows import (
-    BadRow,
-    Broken,
-    Row,
-    Unfit,
-    code_of,
-    columns_of,
-    is_unicode,
-    kind_of,
 )
 from forge.data.prompts.prompt_set import PromptSet
 from forge.data.sources.normal_form import digests_asked
@@ -106,7 +97,7 @@ def to_example(
         case "messages":
             found = _conversation(messages_pair(row, number=number, prompts=prompts))
         case "trinity":
-            code, result = code_of(row, "triton_code"), result_of(row.get("result"))
+            code, result = rows.code_of(row, "triton_code"), result_of(row.get("result"))
             only = TraceTurn(thoughts=thinking_of(row), code=code, result=result)
             found = _trace(row, number, [only], build.filters.result, prompts)
         case "traces":
@@ -127,13 +118,13 @@ def _trace(
         if each.result is not None and passes(each.result, wanted=wanted)
     ]
     if not good:
-        raise Unfit(f"result below {wanted}")
+        raise rows.Unfit(f"result below {wanted}")
     best = -max(good)[1]
     first = max(best - 1, 0) if prompts.attempts == "last" else 0
     *earlier, last = attempts[first : best + 1]
     problem = Problem(
         problem_id=f"trinity/{id_of(row, 'sample_key', number)}",
-        source=code_of(row, "pytorch_code"), family="trinity", level=1, split=Split.SFT,
+        source=rows.code_of(row, "pytorch_code"), family="trinity", level=1, split=Split.SFT,
     )  # fmt: skip
     name = _answer_name(last.code)
     messages = [*prompts.first_messages(problem, answer_name=name)]
@@ -160,7 +151,7 @@ def _answer_name(code: str) -> str:
     if defines(code, "ModelNew"):
         return "ModelNew"
     if not defines(code, WRAPPER):
-        raise Unfit(f"without ModelNew or {WRAPPER}")
+        raise rows.Unfit(f"without ModelNew or {WRAPPER}")
     return WRAPPER
 
 
@@ -224,7 +215,7 @@ def result_of(value: Any) -> Mapping[str, Any]:
     """A result, also if it is JSON text. Raises BadRow if it says nothing about correctness."""
     found = _parsed(value)
     if not isinstance(found, dict) or "correctness" not in found:
-        raise BadRow(
+        raise rows.BadRow(
             "result: found no correctness in it; it must hold the benchmark's result for the kernel"
         )
     return found
@@ -244,11 +235,13 @@ def _attempts(row: Mapping[str, Any]) -> list[TraceTurn]:
     """Attempts with code, the one of the final columns last."""
     turns = _parsed(row.get("turns"))
     if not isinstance(turns, list):
-        raise BadRow(f"turns: found {kind_of(turns)}; a list (columns here: {columns_of(row)})")
+        raise rows.BadRow(
+            f"turns: found {rows.kind_of(turns)}; a list (columns here: {rows.columns_of(row)})"
+        )
     found: list[TraceTurn] = []
     for turn in turns:
         if not isinstance(turn, Mapping):
-            raise BadRow(f"turns: found {type(turn).__name__} in it; objects")
+            raise rows.BadRow(f"turns: found {type(turn).__name__} in it; objects")
         if code := _text(turn, "triton_code"):
             result = _parsed(turn.get("result"))
             result = result if isinstance(result, Mapping) else None
@@ -385,18 +378,18 @@ class RowSteps:
     chat: ChatTemplate | None
     """The trained model's template; None without `filters.length`."""
 
-    def __call__(self, row: Row, *, number: int, origin: str) -> Prepared | LeftOutRow:
+    def __call__(self, row: rows.Row, *, number: int, origin: str) -> Prepared | LeftOutRow:
         """The row after all steps. Never raises for what a row contains. `origin` is its file and
         place, `number` names a row without an id."""
-        if isinstance(row, Broken):
+        if isinstance(row, rows.Broken):
             return LeftOutRow(origin=origin, step=Step.READ, reason=row.reason, detail=row.detail)
         step = Step.CONVERT
         try:
             example = to_example(row, number=number, build=self.build, prompts=self.prompts)
             texts = [example.problem_id, example.source, example.code]
             texts += [one.content for one in example.messages]
-            if not all(map(is_unicode, texts)):
-                raise Unfit("text that is no Unicode")
+            if not all(map(rows.is_unicode, texts)):
+                raise rows.Unfit("text that is no Unicode")
             messages = retag(
                 example.messages, tag=self.prompts.thinking, mode=self.build.thinking.mode
             )
@@ -407,12 +400,12 @@ class RowSteps:
             tree = parse(example.code)
             if self.build.filters.quality:
                 if not example.code:
-                    raise Unfit("without code")
+                    raise rows.Unfit("without code")
                 if fault := find_fault(tree, answers_to=example.answers_to):
-                    raise Unfit(fault)
-        except BadRow as error:
+                    raise rows.Unfit(fault)
+        except rows.BadRow as error:
             return LeftOutRow(origin=origin, step=Step.READ, reason="broken row", detail=str(error))
-        except Unfit as error:
+        except rows.Unfit as error:
             step = Step.THINKING if isinstance(error, BadThinking) else step
             return LeftOutRow(origin=origin, step=step, reason=str(error), detail=error.detail)
         asked = digests_asked(example.messages) if self.build.heldout.paths else ()
@@ -435,12 +428,12 @@ class RowSteps:
         if sum(len(one.content) for one in messages) > at_most:
             head = self.chat.tokenizer.encode_batch_fast([_head(messages, at_most)])
             if len(head[0]) > filters.max_tokens:
-                raise Unfit("too long", f"more than {filters.max_tokens} tokens")
+                raise rows.Unfit("too long", f"more than {filters.max_tokens} tokens")
         found = count_tokens(self.chat, messages)
         if found < filters.min_tokens:
-            raise Unfit("too short", f"{found} tokens")
+            raise rows.Unfit("too short", f"{found} tokens")
         if found > filters.max_tokens:
-            raise Unfit("too long", f"{found} tokens")
+            raise rows.Unfit("too long", f"{found} tokens")
         return found
 
 
@@ -469,7 +462,7 @@ def count_tokens(chat: ChatTemplate, messages: Sequence[Message]) -> int:
     try:
         return chat.count_tokens(messages)
     except ConfigError as error:
-        raise Unfit("refused by the chat template", str(error)) from None
+        raise rows.Unfit("refused by the chat template", str(error)) from None
 
 
 def find_fault(tree: ast.Module | None, *, answers_to: str) -> str | None:

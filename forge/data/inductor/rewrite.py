@@ -16,18 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from forge.data.harvest.records import Answered, Unanswered
-from forge.data.inductor.call import (
-    Allocate,
-    Compute,
-    Forward,
-    Launch,
-    Number,
-    Root,
-    Step,
-    View,
-    needed,
-    read_forward,
-)
+from forge.data.inductor import call
 from forge.data.inductor.kernel import cleaned, plain, with_sizes_as_arguments, with_used_parameters
 from forge.data.inductor.module import kernel_names, operations, write_module
 from forge.data.inductor.source import (
@@ -89,16 +78,16 @@ VALUES = {
 
 
 def readable(
-    forward: Forward, kernels: dict[str, GeneratedKernel], sizes: Sequence[str]
-) -> tuple[Forward, dict[str, GeneratedKernel]]:
+    forward: call.Forward, kernels: dict[str, GeneratedKernel], sizes: Sequence[str]
+) -> tuple[call.Forward, dict[str, GeneratedKernel]]:
     """The same steps and kernels with readable text; the names of sizes in the order of axes."""
     _name_buffers(forward)
-    launches: dict[str, list[Launch]] = {name: [] for name in kernels}
+    launches: dict[str, list[call.Launch]] = {name: [] for name in kernels}
     for step in forward.steps:
-        if isinstance(step, Launch):
+        if isinstance(step, call.Launch):
             launches[step.kernel].append(step)
             for key, value in step.arguments.items():
-                if isinstance(value, View) and value.root.dtype is None:
+                if isinstance(value, call.View) and value.root.dtype is None:
                     value.root.dtype = TYPES.get(kernels[step.kernel].pointers.get(key, ""))
     made = {name: _kernel(one, launches[name]) for name, one in kernels.items()}
     for one in made.values():
@@ -106,7 +95,7 @@ def readable(
     return replace(forward, steps=list(_counted(forward))), made
 
 
-def _kernel(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+def _kernel(kernel: GeneratedKernel, launches: list[call.Launch]) -> GeneratedKernel:
     kernel = _without_ones(kernel, launches)
     kernel = _with_known(kernel, launches, _repeated(kernel, launches))
     kernel = _with_known(kernel, launches, _products(kernel, launches))
@@ -123,7 +112,7 @@ def _kernel(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
     return _with_bias(_renamed(cleaned(replace(kernel, body=body)), launches), launches)
 
 
-def _with_bias(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+def _with_bias(kernel: GeneratedKernel, launches: list[call.Launch]) -> GeneratedKernel:
     """A convolution that adds the bias of its layer, if the layer has one: it is written in one way
     for both. The template's line that adds a bias reads the weight where there is none."""
     place, line = next(
@@ -142,8 +131,8 @@ def _with_bias(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKern
         line = Substituted({pointer: named(name)}).visit(line)
         params.insert(params.index(pointer) + 1, name)
         for one, layer in zip(launches, layers, strict=True):
-            bias = Root(expr=expression(f"{layer}.bias"), is_input=True)
-            one.arguments[name] = View(root=bias)
+            bias = call.Root(expr=expression(f"{layer}.bias"), is_input=True)
+            one.arguments[name] = call.View(root=bias)
         pointer = name
     body[place] = ast.parse(f"if {pointer} is not None:\n    {ast.unparse(line)}").body[0]
     return replace(kernel, body=body, params=tuple(params))
@@ -154,7 +143,7 @@ def _visited(by: ast.NodeTransformer, body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _with_known(
-    kernel: GeneratedKernel, launches: list[Launch], known: Mapping[str, ast.expr]
+    kernel: GeneratedKernel, launches: list[call.Launch], known: Mapping[str, ast.expr]
 ) -> GeneratedKernel:
     """The kernel without parameters whose values are known."""
     if not known:
@@ -166,7 +155,7 @@ def _with_known(
     return replace(kernel, body=body, params=params, constexprs=kernel.constexprs - known.keys())
 
 
-def _without_ones(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+def _without_ones(kernel: GeneratedKernel, launches: list[call.Launch]) -> GeneratedKernel:
     """The kernel without constants that are 0 or 1 in each launch, and one row as a number; a
     convolution has the same constants wherever it stands."""
     if kernel.kind == "template":
@@ -241,7 +230,7 @@ def _is_one(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value == 1
 
 
-def _repeated(kernel: GeneratedKernel, launches: list[Launch]) -> dict[str, ast.expr]:
+def _repeated(kernel: GeneratedKernel, launches: list[call.Launch]) -> dict[str, ast.expr]:
     """Parameters that have the value of another one in each launch."""
     seen: dict[str, str] = {}
     known: dict[str, ast.expr] = {}
@@ -255,7 +244,7 @@ def _repeated(kernel: GeneratedKernel, launches: list[Launch]) -> dict[str, ast.
     return known
 
 
-def _products(kernel: GeneratedKernel, launches: list[Launch]) -> dict[str, ast.expr]:
+def _products(kernel: GeneratedKernel, launches: list[call.Launch]) -> dict[str, ast.expr]:
     """Parameters that are products of other ones and are read little."""
     reads = Counter(one.id for one in walk(*kernel.body) if isinstance(one, ast.Name))
     known: dict[str, ast.expr] = {}
@@ -267,7 +256,7 @@ def _products(kernel: GeneratedKernel, launches: list[Launch]) -> dict[str, ast.
     return known
 
 
-def _in_parameters(name: str, launch: Launch) -> str:
+def _in_parameters(name: str, launch: call.Launch) -> str:
     """The product that is given for a parameter, in names of other parameters; empty for another
     value."""
     given = launch.arguments.get(name)
@@ -556,7 +545,7 @@ def _is_movable(value: ast.expr) -> bool:
     )
 
 
-def _renamed(kernel: GeneratedKernel, launches: list[Launch]) -> GeneratedKernel:
+def _renamed(kernel: GeneratedKernel, launches: list[call.Launch]) -> GeneratedKernel:
     """The kernel with names from its first launch."""
     names = _Names(names_in(*kernel.body), kernel)
     if launches:
@@ -638,7 +627,7 @@ class _Names:
 
 def _argument_name(name: str, value: object) -> str:
     match value:
-        case View(root=root):
+        case call.View(root=root):
             text = ast.unparse(root.expr)
             parts = [one for one in re.findall(r"[A-Za-z_]\w*", text) if one != "self"]
             return f"{'_'.join(parts[-2:] if root.is_input else parts[-1:])}_ptr"
@@ -661,16 +650,16 @@ def _value_name(value: ast.expr, new: Mapping[str, str]) -> str:
     return next((one.removesuffix("_ptr") for one in read if one.endswith("_ptr")), "value")
 
 
-def _counted(forward: Forward) -> Iterator[Step]:
+def _counted(forward: call.Forward) -> Iterator[call.Step]:
     """The steps, with a number of elements read from a tensor in place of a product."""
-    taken = {one.name for one in forward.steps if isinstance(one, Number)} | forward.taken
+    taken = {one.name for one in forward.steps if isinstance(one, call.Number)} | forward.taken
     known: dict[str, str] = {}
-    roots: list[Root] = [*forward.inputs]
+    roots: list[call.Root] = [*forward.inputs]
     for step in forward.steps:
-        if isinstance(step, Allocate):
+        if isinstance(step, call.Allocate):
             roots.append(step.root)
-        value = step.arguments.get(COUNT) if isinstance(step, Launch) else None
-        if isinstance(step, Launch) and isinstance(value, ast.BinOp):
+        value = step.arguments.get(COUNT) if isinstance(step, call.Launch) else None
+        if isinstance(step, call.Launch) and isinstance(value, ast.BinOp):
             count = polynomial(value)
             key = str(sorted(count.items()))
             if key not in known:
@@ -678,7 +667,7 @@ def _counted(forward: Forward) -> Iterator[Step]:
                 same = (one.expr for one in roots if one.size and product(one.size) == count)
                 of = next(same, None)
                 number = value if of is None else expression(f"{ast.unparse(of)}.numel()")
-                yield Number(name=known[key], value=number)
+                yield call.Number(name=known[key], value=number)
             step.arguments[COUNT] = new = named(known[key])
             for one in step.grid:
                 if isinstance(one, ast.Call) and polynomial(one.args[0]) == count:
@@ -686,15 +675,15 @@ def _counted(forward: Forward) -> Iterator[Step]:
         yield step
 
 
-def _name_buffers(forward: Forward) -> None:
+def _name_buffers(forward: call.Forward) -> None:
     """Gives buffers names by their role: `out` for a result, `hidden` for what lies between."""
-    taken = {one.name for one in forward.steps if isinstance(one, Number)} | forward.taken
+    taken = {one.name for one in forward.steps if isinstance(one, call.Number)} | forward.taken
     results = {id(one.root) for one in forward.outputs}
     for step in forward.steps:
         match step:
             case (
-                Allocate(root=Root(expr=ast.Name() as expr) as root)
-                | Compute(result=Root(expr=ast.Name() as expr) as root)
+                call.Allocate(root=call.Root(expr=ast.Name() as expr) as root)
+                | call.Compute(result=call.Root(expr=ast.Name() as expr) as root)
             ) if re.fullmatch(r"buf\d+", expr.id):
                 expr.id = free_name("out" if id(root) in results else "hidden", taken)
 
@@ -704,19 +693,19 @@ def rewrite(traced: Traced) -> Answered:
     not known."""
     answer = read(traced.code)
     kernels = {one.name: plain(one) for one in answer.kernels.values()}
-    forward = read_forward(answer, traced, kernels)
+    forward = call.read_forward(answer, traced, kernels)
     kernels = {name: with_used_parameters(_sized(one, forward)) for name, one in kernels.items()}
     for step in forward.steps:
-        if isinstance(step, Launch):
+        if isinstance(step, call.Launch):
             step.keep(kernels[step.kernel].params)
-    forward = replace(forward, steps=needed(forward.steps, forward.outputs))
-    launched = {one.kernel for one in forward.steps if isinstance(one, Launch)}
+    forward = replace(forward, steps=call.needed(forward.steps, forward.outputs))
+    launched = {one.kernel for one in forward.steps if isinstance(one, call.Launch)}
     kernels = {name: one for name, one in kernels.items() if name in launched}
     if not kernels:
         raise Unanswered("no kernel", "no launch reaches a returned value")
     forward, kernels = readable(forward, kernels, [*traced.names.values()])
     code = write_module(answer, traced, kernels, forward)
-    calls = (one.call for one in forward.steps if isinstance(one, Compute))
+    calls = (one.call for one in forward.steps if isinstance(one, call.Compute))
     return Answered(
         code=code,
         policy="hybrid" if any(isinstance(one, ast.Call) for one in calls) else "own",
@@ -725,11 +714,11 @@ def rewrite(traced: Traced) -> Answered:
     )
 
 
-def _sized(kernel: GeneratedKernel, forward: Forward) -> GeneratedKernel:
+def _sized(kernel: GeneratedKernel, forward: call.Forward) -> GeneratedKernel:
     """The kernel with sizes from its arguments, where all launches pass the same number."""
     passed: dict[str, set[object]] = {}
     for step in forward.steps:
-        if isinstance(step, Launch) and step.kernel == kernel.name:
+        if isinstance(step, call.Launch) and step.kernel == kernel.name:
             for name, value in step.arguments.items():
                 number = value.value if isinstance(value, ast.Constant) else None
                 passed.setdefault(name, set()).add(number)

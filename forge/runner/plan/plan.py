@@ -34,6 +34,7 @@ from forge.errors import MachineError
 from forge.process.devices import Gpu
 from forge.records import Split
 from forge.records.verdict import rules_in_words
+from forge.runner.plan import requirements
 from forge.runner.plan.duration import PhasePlan, load_rates, predict_disk_bytes, predict_phases
 from forge.runner.plan.machine import CORES_PER_CARD, Machine, this_machine
 from forge.runner.plan.placement import (
@@ -46,16 +47,6 @@ from forge.runner.plan.placement import (
     needs_training,
     place,
     serves_here,
-)
-from forge.runner.plan.requirements import (
-    SHARE,
-    require_disk,
-    require_engine,
-    require_packages,
-    require_problems,
-    require_prompts,
-    require_template,
-    require_trainer,
 )
 from forge.runner.plan.shape import count_params, llama_refusal, model_shape, why_unknown
 from forge.runner.weights.model_dir import check_model_path
@@ -103,14 +94,14 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     engine, why = _engine(experiment, machine)
     placement = place(experiment, machine, engine=engine)
     elsewhere, node_notes = processes_elsewhere(experiment, machine, placement)
-    require_disk(experiment, machine)
-    require_engine(experiment, machine, placement)
-    prompts = require_prompts(experiment, machine)
-    loaded = require_problems(experiment, machine)
-    adapted = require_template(experiment, prompts, loaded)
-    require_trainer(experiment, placement, is_here=machine.is_here)
+    requirements.require_disk(experiment, machine)
+    requirements.require_engine(experiment, machine, placement)
+    prompts = requirements.require_prompts(experiment, machine)
+    loaded = requirements.require_problems(experiment, machine)
+    adapted = requirements.require_template(experiment, prompts, loaded)
+    requirements.require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:
-        require_packages(experiment)
+        requirements.require_packages(experiment)
     shares = experiment.problems.num_heldout == SHARED
     num_heldout = experiment.problems.num_reserved
     if loaded is not None:
@@ -134,7 +125,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         if rate.peak_bytes is not None
     ]
     notes = [
-        *([f"no problem is held out: {SHARE}"] if shares else []),
+        *([f"no problem is held out: {requirements.SHARE}"] if shares else []),
         *_notes(experiment, placement, machine=machine, memory=memory, disk=disk),
         *node_notes,
     ]

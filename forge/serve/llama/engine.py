@@ -42,14 +42,7 @@ from forge.serve.engine.rows import (
     uniforms,
 )
 from forge.serve.engine.worker import StepEngine
-from forge.serve.llama.model import (
-    BATCH_TOKENS,
-    MAX_SEQUENCES,
-    DecodeBatch,
-    LlamaModel,
-    ModelSettings,
-    score,
-)
+from forge.serve.llama import model
 from forge.serve.port import EngineSample, EngineStatus, Request
 
 BLOCK = 256
@@ -200,21 +193,21 @@ class Starts:
     rows: list[np.ndarray] = field(default_factory=list)
 
 
-MAX_SLOTS = MAX_SEQUENCES - 1
+MAX_SLOTS = model.MAX_SEQUENCES - 1
 """One sequence id is reserved for scoring."""
 
 
 class LlamaEngine(StepEngine):
-    def __init__(self, settings: ModelSettings, *, num_slots: int, version: int = 0) -> None:
+    def __init__(self, settings: model.ModelSettings, *, num_slots: int, version: int = 0) -> None:
         if not 1 <= num_slots <= MAX_SLOTS:
             raise ConfigError(f"serve.slots: found {num_slots}; allowed is 1 to {MAX_SLOTS}")
         settings = replace(settings, num_sequences=num_slots + 1)
-        self.model = LlamaModel(settings)
+        self.model = model.LlamaModel(settings)
         self.version = version
         self._generated_tokens = self._prompt_tokens = 0
         self.num_slots = num_slots
         self.context_tokens = settings.context_tokens
-        self._batch = DecodeBatch(self.model.binding, capacity=BATCH_TOKENS)
+        self._batch = model.DecodeBatch(self.model.binding, capacity=model.BATCH_TOKENS)
         self._slots = Slots(num_slots)
         self._sampler = TokenSampler(num_vocab=self.model.num_vocab, max_rows=num_slots)
         self._prefills: deque[Prefill] = deque()
@@ -269,7 +262,7 @@ class LlamaEngine(StepEngine):
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
         sequence = self.model.settings.num_sequences - 1
-        return score(self.model, self._batch, prompt, completion, sequence=sequence)
+        return model.score(self.model, self._batch, prompt, completion, sequence=sequence)
 
     def step(self) -> list[EngineSample]:
         starts = Starts()

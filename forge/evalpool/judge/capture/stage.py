@@ -31,16 +31,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from forge.evalpool.judge.capture import pretence
 from forge.evalpool.judge.capture.exchange import Unsupported
 from forge.evalpool.judge.capture.lowering import Lowering
-from forge.evalpool.judge.capture.pretence import (
-    Card,
-    Pretence,
-    deep_copy,
-    ensure_device_guard,
-    inductor_patches,
-    make_fake_mode,
-)
 from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
@@ -51,7 +44,7 @@ from forge.evalpool.judge.program.walk import tensors_of
 class CaptureDriver(DriverBase):
     """Answers as the driver of the target's card."""
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: pretence.Card) -> None:
         self.card = card
         self.utils = SimpleNamespace(get_device_properties=lambda device: card.triton_properties())
         self.get_device_capability = lambda device=0: card.capability
@@ -217,10 +210,10 @@ class Stage:
     _instance: ClassVar[Stage | None] = None
 
     def __init__(self) -> None:
-        self.fake: Any = make_fake_mode()
+        self.fake: Any = pretence.make_fake_mode()
         self.lowering = Lowering()
         self._recorder: Recorder | None = None
-        self._pretence = Pretence()
+        self._pretence = pretence.Pretence()
         compiler, modules = triton.compiler.compiler.compile, list(sys.modules.values())
         named = ((one, getattr(one, "__dict__", {})) for one in modules)  # some are None
         self._holders = [one for one, names in named if names.get("compile") is compiler]
@@ -233,16 +226,16 @@ class Stage:
         return cls._instance
 
     def begin(
-        self, card: Card, recorder: Recorder, tuning: Tuning, *, is_pure: bool = False
+        self, card: pretence.Card, recorder: Recorder, tuning: Tuning, *, is_pure: bool = False
     ) -> None:
         """From now on torch and Triton answer as with this card, and the recorder hears. With
         `is_pure` the candidate may use no tensor as a key, which would ask which one it is."""
         self.end()
-        ensure_device_guard()
+        pretence.ensure_device_guard()
         self._pretence.begin(card)
         self._pretence.set(FakeTensor, "data_ptr", lambda tensor: recorder.address(tensor))
         self._pretence.set(FakeTensor, "__copy__", FakeTensor.detach)
-        self._pretence.set(FakeTensor, "__deepcopy__", deep_copy)
+        self._pretence.set(FakeTensor, "__deepcopy__", pretence.deep_copy)
         self._pretence.set(FakeTensor, "tolist", lambda tensor: recorder.fetch(tensor).tolist())
 
         def key(tensor: object) -> int:
@@ -279,7 +272,7 @@ class Stage:
 
     def prepare_for(self, code: str) -> None:
         """Makes ready what a source names and few others need."""
-        for owner, name, value in inductor_patches(code):
+        for owner, name, value in pretence.inductor_patches(code):
             self._pretence.set(owner, name, value)
         if CPP in code:
             builder: Any = importlib.import_module(f"torch.utils.{CPP}")

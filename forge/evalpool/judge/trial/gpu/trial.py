@@ -23,13 +23,7 @@ import torch
 
 from forge.config.schema import JudgeTable
 from forge.errors import Stalled
-from forge.evalpool.capacity import (
-    GPU_CAPACITY,
-    NUM_BASELINES,
-    executor_timeout_s,
-    num_executors,
-    num_oracles,
-)
+from forge.evalpool import capacity
 from forge.evalpool.judge.children.spawner import KeptChildren, Spawner
 from forge.evalpool.judge.compiler.compile import Cache, Compiler
 from forge.evalpool.judge.driver.driver import OUT_OF_MEMORY as NO_ROOM
@@ -86,9 +80,9 @@ def open_gpu_trials(
     default in memory."""
     torch.set_num_threads(1)  # what is compared on the host is small
     device, lease = GpuDevice(uuid), GpuLease(uuid)
-    num_small = min(GPU_CAPACITY, len(os.sched_getaffinity(0)))
+    num_small = min(capacity.GPU_CAPACITY, len(os.sched_getaffinity(0)))
     small = Oracles(spawner, num_kept=num_small)
-    oracles = Oracles(card_spawner, num_kept=num_oracles(memory_bytes=device.memory_bytes))
+    oracles = Oracles(card_spawner, num_kept=capacity.num_oracles(memory_bytes=device.memory_bytes))
     draws = partial(
         CardReferences,
         oracles,
@@ -114,14 +108,14 @@ def open_gpu_trials(
         nursery=nursery,
         executors=Executors(
             nursery.start,
-            num=num_executors(memory_bytes=device.memory_bytes),
-            num_spares=num_executors(memory_bytes=device.memory_bytes),
+            num=capacity.num_executors(memory_bytes=device.memory_bytes),
+            num_spares=capacity.num_executors(memory_bytes=device.memory_bytes),
         ),
         stamp=replace(stamp, device=device.name),
         device=device,
         turns=turns,
         baselines=BaselineTimes(
-            Oracles(card_spawner, num_kept=NUM_BASELINES, role="baseline"),
+            Oracles(card_spawner, num_kept=capacity.NUM_BASELINES, role="baseline"),
             device=device,
             harness=stamp.harness,
             shared=turn,
@@ -270,7 +264,7 @@ class GpuTrials(Trials):
 
     @contextmanager
     def _taken(self, phases: Phases, *, is_alone: bool) -> Generator[Executor]:
-        timeout_s = executor_timeout_s(self.table)
+        timeout_s = capacity.executor_timeout_s(self.table)
         taken = partial(self.executors.taken, timeout_s=timeout_s, is_alone=is_alone)
         with _waited(taken, phases) as executor:
             yield executor
