@@ -550,7 +550,8 @@ def _renamed(kernel: GeneratedKernel, launches: list[call.Launch]) -> GeneratedK
     names = _Names(names_in(*kernel.body), kernel)
     if launches:
         for name in kernel.arguments:
-            names.add(name, _argument_name(name, launches[0].arguments.get(name)))
+            ending = "_ptr" if kernel.pointers.get(name, "").startswith("*") else ""
+            names.add(name, _argument_name(name, launches[0].arguments.get(name), ending))
     has_rows = any(one.startswith("R") for one in kernel.constexprs)
     is_one_row = has_rows and "XBLOCK" not in kernel.params
     usual = {"r0_index": "columns", "r0_offset": "start", "r0_base": "base"} if has_rows else {}
@@ -625,12 +626,12 @@ class _Names:
             self.new[name] = free_name(wanted if wanted.isidentifier() else name, self.taken)
 
 
-def _argument_name(name: str, value: object) -> str:
+def _argument_name(name: str, value: object, ending: str) -> str:
     match value:
         case call.View(root=root):
             text = ast.unparse(root.expr)
             parts = [one for one in re.findall(r"[A-Za-z_]\w*", text) if one != "self"]
-            return f"{'_'.join(parts[-2:] if root.is_input else parts[-1:])}_ptr"
+            return "_".join(parts[-2:] if root.is_input else parts[-1:]) + ending
         case ast.Name(id=other):
             return other
         case ast.expr() if name in NUMELS:
