@@ -243,6 +243,17 @@ FLOATS, WHOLE = "torch.randn(64, 64)", "torch.randint(-999, 999, (64, 64))"
 BITS = "torch.randint(0, 2, (64, 64)).float()"
 
 
+def test_a_row_next_to_zero_leaves_an_exponential_less_one_its_digits() -> None:
+    """ELU is `exp(x) - 1` in Triton, which has no expm1 of its own."""
+    for _ in range(64):
+        value = torch.rand(3, 64, 16) + 0.5
+        domain = Domain.of([value, torch.rand(3, 64, 16) + 0.5], permutes=False)
+        ground = Ground(value=value, domain=domain, looks=Looks())
+        for one in plants.make_rows(ground, ["scaled row"]):
+            small = one.values.double()
+            assert ((small.exp() - 1) / small.expm1() - 1).abs().max() < 1e-6
+
+
 def test_a_row_that_is_grown_was_not_planted_before() -> None:
     """Triton's tutorial masks attention with -1e6, which scores of a row grown twice exceed."""
     kinds = ["large row", "grown row", "raised row"]

@@ -538,12 +538,13 @@ def _bound(ground: Ground, old: Values, side: float) -> Values:
 
 
 def _scaled(ground: Ground, old: Values) -> Values:
-    """A whole row or input next to 0, or of a size next to a constant that may bound it."""
+    """A whole row or input next to 0, where `exp(x) - 1` in float64 still has seven digits, or of
+    a size next to a constant that may bound it."""
     small = [one for one in ground.looks.constants if MIN_SIZE < one < ground.rms]
     if small and random.random() < 0.5:
         size = random.choice((old.abs().max(), old.norm(), old.square().mean().sqrt()))
         return old * (random.choice(small) * 2.0 ** random.uniform(-4, 1) / (float(size) or 1.0))
-    return old * 2.0 ** -random.randint(4, 12 if ground.value.itemsize < 4 else 40)
+    return old * 2.0 ** -random.randint(4, 12 if ground.value.itemsize < 4 else 28)
 
 
 def _grown(ground: Ground, old: Values) -> Values:
