@@ -223,15 +223,15 @@ def _given_axes(problem: str) -> dict[int, list[str]]:
     """Names that `get_inputs` has for the axes of an input, by its number; empty ones for others:
     who writes `x.shape` copies them from `torch.rand(batch_size, dim)`."""
     tree = ast.parse(problem)
-    (function,) = (one for one in tree.body if getattr(one, "name", "") == "get_inputs")
+    inside = [*walk(*(one for one in tree.body if getattr(one, "name", "") == "get_inputs"))]
     known = {
         target.id: one.value
-        for one in walk(*tree.body, function)
+        for one in (*tree.body, *inside)
         if isinstance(one, ast.Assign)
         for target in one.targets
         if isinstance(target, ast.Name)
     }
-    returned = [one.value for one in walk(function) if isinstance(one, ast.Return)]
+    returned = [one.value for one in inside if isinstance(one, ast.Return)]
     inputs = returned[-1].elts if returned and isinstance(returned[-1], ast.List) else []
     found: dict[int, list[str]] = {}
     for place, one in enumerate(inputs):
