@@ -236,8 +236,8 @@ class ModuleWriter:
         self.style = WritingStyle.draw(rng)
         self.constants: dict[str, str] = {}
         """Constants of the module by name, in order."""
-        self.sizes: dict[str, int] = {}
-        """Constants that are sizes of inputs or parameters."""
+        self.sizes: dict[str, int | str] = {}
+        """Constants that are sizes of inputs or parameters; a shape as its text."""
         self.fixed: set[str] = set()
         """Constants that the constructor gets, so that parameters may have them."""
         self.phrases: list[str] = []
@@ -486,17 +486,23 @@ class ModuleWriter:
         gap = "\n\n\n" if self.style.is_spaced else "\n\n"
         parts = ["\n".join(self._class([f"return {value.text}"]))]
         last = [self._get_inputs(), self._get_init_inputs()]
-        used = set(re.findall(r"\w+", " ".join(last)))
+        ending = ""
+        shape = re.search(r"rand\w*\(\w+, (\w+(?:, \w+)*)\)", last[0])
+        if shape and self.style.has_shape:
+            last[0] = last[0].replace(f", {shape[1]})", ", *input_shape)")
+            names = shape[1].split(", ")
+            if self.fixed.isdisjoint(names) and not set(names) & set(re.findall(r"\w+", last[0])):
+                names = [str(self.sizes.pop(name, name)) for name in names]
+                self.sizes["input_shape"] = _shown(names)
+            ending = f"input_shape = {_shown(names)}"
+        used = set(re.findall(r"\w+", " ".join([*last, ending])))
         names = [name for name in self.constants if name in used]
         sides = [name for name in names if name in self._sides] * self.style.joins_sides
         held = [f"{name} = {self.constants[name]}" for name in names if name not in sides[1:]]
         if sides[1:]:
             at = names.index(sides[0])
             held[at] = f"{', '.join(sides)} = {', '.join(self.constants[one] for one in sides)}"
-        shape = re.search(r"rand\w*\(\w+, (\w+(?:, \w+)*)\)", last[0])
-        if shape and self.style.has_shape:
-            held.append(f"input_shape = {_shown(shape[1].split(', '))}")
-            last[0] = last[0].replace(f", {shape[1]})", ", *input_shape)")
+        held += [ending] * bool(ending)
         parts += ["\n".join([*["# Test code"] * self.style.has_heading, *held]), *last]
         text = gap.join(part for part in parts if part) + "\n"
         text = re.sub(r"(?<![\w.])F\.", f"{self.style.functional}.", text)
