@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,8 +24,8 @@ from urllib.parse import urlsplit
 
 from forge.adapters.verdict import Reward, Verdict
 from forge.errors import ConfigError, MachineError
+from forge.process.ask import UNIX_PREFIX, UnixConnection
 
-UNIX_PREFIX = "unix:"
 CONNECT_TIMEOUT_S = 10.0
 SHORTEST_TIMEOUT_S = 0.01
 FIRST_PAUSE_S = 0.2
@@ -256,24 +255,10 @@ def _text(given: str | Path) -> str:
         raise ConfigError(f"{given}: cannot be read: {error}") from error
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    """A connection to a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("forge")
-        self._path = path
-
-    def connect(self) -> None:
-        """Connects. Raises OSError."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def _open_connection(url: str) -> http.client.HTTPConnection:
     """A connection that connects at its first request. Raises ValueError for no URL."""
     if url.startswith(UNIX_PREFIX):
-        return _UnixConnection(url.removeprefix(UNIX_PREFIX))
+        return UnixConnection(Path(url.removeprefix(UNIX_PREFIX)))
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection

@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "config": {"config.schema"},
     "config.schema": set(),
     "install": set(),
-    "client": {"adapters"},
+    "client": {"adapters", "process"},
     "process": set(),
     "process.server": {"process"},
     "exits": {"process"},

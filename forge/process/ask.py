@@ -205,7 +205,7 @@ def send_blocking(
 
     Raises Stalled if the server is silent for `timeout_s`, ChildDied.
     """
-    connection = _UnixConnection(socket_path, timeout_s=timeout_s)
+    connection = UnixConnection(socket_path, timeout_s=timeout_s)
     asked = f"{method} {path}"
     try:
         content = None if body is None else json.dumps(body)
@@ -225,12 +225,15 @@ def send_blocking(
         connection.close()
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, *, timeout_s: float) -> None:
+class UnixConnection(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: Path, *, timeout_s: float | None = None) -> None:
         super().__init__("forge", timeout=timeout_s)
         self._socket_path = path
 
     def connect(self) -> None:
+        """Connects. Raises OSError."""
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._socket_path))

@@ -52,7 +52,7 @@ def test_a_run_of_another_user_is_named_in_one_line(monkeypatch):
     def refuse(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("forge.process.ask._UnixConnection.connect", refuse)
+    monkeypatch.setattr("forge.process.ask.UnixConnection.connect", refuse)
     with pytest.raises(ConfigError, match=r"control\.sock: Permission denied: .*user"):
         ControlClient(Path("/tmp/x/control.sock")).stop()
 
