@@ -21,7 +21,7 @@ EMPTY_VIEWS = {
         "v_shapes",
     ),
     *("live_groups", "live_turns"),
-    *("v_unjudgeable", "v_judged_again", "v_fast_p_by_turn", "v_geomean"),
+    *("v_unjudgeable", "v_judged_again", "v_fast_p", "v_fast_p_by_turn", "v_geomean"),
 }
 """The run was never resumed, kernels are not timed on a CPU, and its evaluations hold
 no figures of speed."""

@@ -296,7 +296,7 @@ def test_timed_kernels_have_times_and_speed_ups(tmp_path: Path) -> None:
     evals = [
         group(9, [[Status.CORRECT]] * 2, purpose=Purpose.EVAL, stage=0, step=0, speed=timing(1.7))
     ]
-    run = [attempt(), problem(), *evals, evaluation(), *groups]
+    run = [attempt(), problem(), *evals, evaluation(timed=evals[0]), *groups]
     page = page_of(make_run(tmp_path / "t-1", run))
     assert dict(re.findall(CARD, page))["Best kernel"] == "≥ 2.70×"
     assert "softmax-0000, measured 3.00×" in page

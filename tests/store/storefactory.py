@@ -34,6 +34,7 @@ from forge.records import (
 from forge.store.reader import open_run
 from forge.store.schema.views import view_names
 from forge.store.write.writer import open_writer
+from forge.views.statistics import measure_speed
 
 EXPERIMENT = """name = "toy"
 [model]
@@ -191,8 +192,11 @@ def attempt(number: int = 1) -> Attempt:
 
 
 def evaluation(
-    stage: str = "eval-0", *, step: int = 0, at: float = 1.0, pass_at_1: float = 0.25
-) -> Evaluation:
+    stage: str = "eval-0", *, step: int = 0, at: float = 1.0, pass_at_1: float = 0.25,
+    timed: Group | None = None,
+) -> Evaluation:  # fmt: skip
+    """`timed`: the group whose figures of speed it has."""
+    rollouts = [] if timed is None else [(timed.problem_id, one) for one in timed.trajectories]
     return Evaluation(
         stage=stage, step=step, policy_version=step, at=at, num_problems=2, num_samples=2,
         max_turns=2, pass_at_1=pass_at_1, ci_low=pass_at_1 / 2, ci_high=pass_at_1 * 1.5,
@@ -202,6 +206,7 @@ def evaluation(
             "by_family": {"softmax": {"num": 4, "pass_at_1": pass_at_1, "compile_rate": 0.75}},
             "pass_at_k_ci": {"1": [0.1, 0.4], "2": [0.2, 0.8]},
             "num_judged_problems": 2, "num_trained_problems": 0, "unjudgeable": {},
+            **({"speed": measure_speed(rollouts)} if rollouts else {}),
         },
     )  # fmt: skip
 

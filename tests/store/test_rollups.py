@@ -50,14 +50,13 @@ from tests.store.storefactory import (
 )
 
 EVERYTHING = {
-    "turns": "v_turns", "groups": "groups", "uses": "v_samples", "replayed": "v_replayed"
+    "turns": "v_turns", "uses": "v_samples", "replayed": "v_replayed"
 }  # fmt: skip
 PARTS = {name: sql.format(**EVERYTHING) for name, sql in BY_STEP.items()}
 PLAIN = summed_views(PARTS, best=f"({PARTS.pop('best')})")
 """The views without roll-ups: sums over all turns."""
 SUMMED = ["v_groups", "v_steps", "v_levels", "v_failures", "v_best_kernels", "v_problems",
-          "v_duplicates", "v_reward_terms", "v_phases", "v_staleness",
-          "v_fast_p"]  # fmt: skip
+          "v_duplicates", "v_reward_terms", "v_phases", "v_staleness"]  # fmt: skip
 
 
 class Store:

@@ -88,7 +88,8 @@ def test_show_prints_times_of_timed_kernels(tmp_path: Path) -> None:
         0, [[Status.CORRECT], [Status.WRONG]], purpose=Purpose.EVAL, step=0, stage=0,
         speed=timing(4.0),
     )  # fmt: skip
-    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played, evaluation()])
+    found = evaluation(timed=played)
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played, found])
     data = show.show_run(tmp_path / "toy-1")
     text = shown(show.render_show(data))
     assert data["evaluations"][0]["fast_1"] == 0.5

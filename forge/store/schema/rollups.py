@@ -85,22 +85,6 @@ BY_STEP = {
         1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step) AS share,
         avg(reward) AS reward, avg(abs(advantage)) AS advantage_size
     FROM {uses} GROUP BY stage, step, staleness""",
-    # fast_p (arXiv 2502.10517): share of samples that are correct and more than p times as fast as
-    # the baseline. Here: of sampled first turns; NULL if a correct one was not timed and p > 0.
-    "fast_p": f"""
-    SELECT g.stage, g.step, max(t.max_version) AS policy_version, p.value AS p,
-        count(*) AS num_rollouts,
-        CASE WHEN p.value = 0 THEN avg(coalesce(v.status = 'correct', 0))
-             WHEN sum(v.status = 'correct' AND v.speedup IS NULL) > 0 THEN NULL
-             ELSE avg(coalesce(v.status = 'correct' AND v.speedup > p.value, 0)) END AS fast_p
-    FROM {{groups}} g CROSS JOIN trajectories r ON r.group_id = g.group_id
-    LEFT JOIN turns t ON t.group_id = g.group_id AND t.rollout = r.rollout AND t.turn = 0
-    LEFT JOIN verdicts v ON v.group_id = g.group_id AND v.rollout = r.rollout AND v.turn = 0
-    CROSS JOIN json_each('[0, 0.8, 1, 1.5, 2, 3, 5]') AS p
-    WHERE g.purpose = 'eval' AND g.num_rollouts > 0 AND NOT g.is_greedy
-        AND (t.reward IS NOT NULL OR r.num_turns = 0)
-        AND g.{NOT_REPLAYED}
-    GROUP BY g.stage, g.step, p.value""",
     # Contribution of a step to each problem; `v_problems` sums them.
     "problems": f"""
     SELECT problem_id, purpose, stage, step,
@@ -126,9 +110,8 @@ BY_STEP = {
 """Name to SQL; its roll-up table is `rolled_<name>`. No row mixes two (stage, step), so the rows of
 a step can be kept in the table.
 
-Placeholders name the source: `{turns}` and `{groups}` are `v_turns` and `groups`, or `live_turns`
-and `live_groups`; `{uses}` is `v_samples` and `{replayed}` is `v_replayed`, or their rows of these
-steps."""
+Placeholders name the source: `{turns}` is `v_turns` or `live_turns`; `{uses}` is `v_samples` and
+`{replayed}` is `v_replayed`, or their rows of these steps."""
 
 OPEN_TABLES = """
 CREATE TABLE open_steps (
@@ -144,8 +127,7 @@ CREATE TABLE open_groups (
 );
 """
 
-_LIVE = {"turns": "live_turns", "groups": "live_groups", "uses": "v_samples",
-         "replayed": "v_replayed"}  # fmt: skip
+_LIVE = {"turns": "live_turns", "uses": "v_samples", "replayed": "v_replayed"}
 
 
 def _rolled_table(name: str, sql: str) -> str:
@@ -242,7 +224,6 @@ turns per second."""
 
 _ONE_STEP = {
     "turns": "(SELECT * FROM live_turns WHERE stage = :stage AND step = :step)",
-    "groups": "(SELECT * FROM live_groups WHERE stage = :stage AND step = :step)",
     "uses": "(SELECT * FROM v_samples WHERE stage = :stage AND step = :step)",
     "replayed": "v_replayed WHERE stage = :stage AND step = :step",
 }

@@ -195,15 +195,6 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-FAST_P = """
-    SELECT stage, step, policy_version, p, num_rollouts, fast_p, NULL AS ci_low, NULL AS ci_high
-    FROM ({parts}) s WHERE NOT EXISTS (SELECT 1 FROM evaluations e
-        WHERE e.stage_index = s.stage AND e.step = s.step AND e.policy_version = s.policy_version
-        AND json_type(e.detail, '$.speed') = 'object')
-    UNION ALL SELECT stage_index, step, policy_version, p, num_answers, fast_p, ci_low, ci_high
-    FROM v_fast_p_by_turn WHERE answers = 'turn' AND turn = 0 AND is_own"""
-"""`v_fast_p`; `parts` is its aggregate over turns."""
-
 _FROM = """
     FROM evaluations e, json_each('["speed", "speed_other"]') AS measured,
         json_each(e.detail, '$.' || measured.value) AS part, json_each(part.value) AS turn"""
@@ -237,6 +228,12 @@ CREATE VIEW v_fast_p_by_turn AS
         json_extract(p.value, '$[1]') AS ci_low,
         json_extract(p.value, '$[2]') AS ci_high{_FROM}, json_each(turn.value, '$.fast_p') AS p
     WHERE part.key IN ('by_turn', 'best_by_turn');
+
+CREATE VIEW v_fast_p AS
+    -- fast_p of evaluations: first turns correct, over p times as fast; p = 0: correct
+    SELECT stage_index AS stage, step, policy_version, p, num_answers AS num_rollouts, fast_p,
+        ci_low, ci_high
+    FROM v_fast_p_by_turn WHERE answers = 'turn' AND turn = 0 AND is_own;
 
 CREATE VIEW v_geomean AS
     -- geometric mean of speed-ups: of correct kernels; of all answers, wrong ones at the floor
@@ -317,12 +314,11 @@ _COMMENTS = {
     "v_reward_terms": "each reward term by step: its mean, its range, the share of turns it paid",
     "v_phases": "judging time: seconds by step and phase of a verdict",
     "v_staleness": "age of samples when trained, in steps, with reward by age",
-    "v_fast_p": "fast_p of evaluations: first turns correct, over p times as fast; p = 0: correct",
     "v_problems": "one row per played problem: how often it was solved, since which version",
     "v_best_kernels": "best correct kernel per problem: by speedup_low, else fewest launches",
 }
 
-_LIVE = {"turns": "live_turns", "groups": "live_groups",
+_LIVE = {"turns": "live_turns",
          "uses": "open_steps CROSS JOIN v_samples USING (stage, step)",
          "replayed": "open_steps CROSS JOIN v_replayed USING (stage, step)"}  # fmt: skip
 
@@ -344,7 +340,6 @@ def summed_views(parts: dict[str, str], *, best: str) -> str:
         "v_steps": _STEPS.format(parts=parts["steps"]),
         "v_problems": _PROBLEMS.format(parts=f"({parts['problems']})"),
         "v_best_kernels": _BEST_KERNELS.format(parts=best),
-        "v_fast_p": FAST_P.format(parts=parts["fast_p"]),
     }
     return "".join(
         f"\nCREATE VIEW {name} AS\n    -- {_COMMENTS[name]}{sql};\n" for name, sql in views.items()
