@@ -15,29 +15,8 @@ import pytest
 
 from forge.errors import MachineError
 from forge.exits import EXTRAS, ending_of
+from forge.install import setup
 from forge.install.__main__ import PYTHON_AT_LEAST, find_unsupported
-from forge.install.setup import (
-    COMMON_ARGS,
-    LINK_ARGS,
-    Installer,
-    LlamaChoice,
-    Project,
-    Stamp,
-    choose_llama,
-    choose_torch,
-    detect_accelerator,
-    drop_triton,
-    find_damaged,
-    find_faults,
-    fingerprint,
-    is_done,
-    is_reachable,
-    load_project,
-    pin_torch,
-    read_rocm_version,
-    run_command,
-    write_stamp,
-)
 from forge.serve import engines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +42,7 @@ def put_tools(directory: Path, *names: str) -> Path:
 )
 def test_each_missing_thing_is_one_line_with_its_fix(tools, need_bytes, faults, tmp_path):
     env = {"PATH": str(put_tools(tmp_path / "bin", *tools.split()))}
-    found = find_faults(tmp_path, env, need_bytes=need_bytes)
+    found = setup.find_faults(tmp_path, env, need_bytes=need_bytes)
     found = [each for each in found if "Python.h" not in each and "TMPDIR" not in each]
     assert len(found) == len(faults)
     assert all(words in each for words, each in zip(faults, found, strict=True))
@@ -99,7 +78,7 @@ def test_no_cxx_compiler_ends_setup_with_exit_3_and_makes_nothing(tmp_path):
 def test_a_compiler_named_by_the_environment_is_used(tmp_path):
     tools = put_tools(tmp_path / "bin", "make", "cc", "c++")
     env = {"PATH": str(tools), "CC": "cc -O2", "CXX": "no-such-compiler"}
-    found = "\n".join(find_faults(tmp_path, env, need_bytes=0))
+    found = "\n".join(setup.find_faults(tmp_path, env, need_bytes=0))
     assert "no C++ compiler" in found
     assert "no C compiler" not in found
 
@@ -125,7 +104,7 @@ def test_the_entry_point_of_setup_loads_under_an_old_python():
 
 def test_the_index_of_cpu_wheels_is_used_only_if_it_answers():
     def args(name: str, is_up: bool) -> tuple[str, ...]:
-        return choose_torch(
+        return setup.choose_torch(
             name, tested="torch==2.13.0", rocm="7.0", is_cpu_index_up=is_up
         ).pip_args
 
@@ -139,39 +118,39 @@ def test_the_index_of_cpu_wheels_is_used_only_if_it_answers():
 def test_rocm_without_a_version_is_an_error_with_advice(tmp_path):
     info = tmp_path / "version"
     info.write_text("7.0.2-56\n")
-    assert read_rocm_version(info) == "7.0"
-    assert read_rocm_version(tmp_path / "absent") is None
+    assert setup.read_rocm_version(info) == "7.0"
+    assert setup.read_rocm_version(tmp_path / "absent") is None
     with pytest.raises(MachineError, match="TORCH="):
-        choose_torch("rocm", tested="torch==2.13.0", rocm=None, is_cpu_index_up=False)
+        setup.choose_torch("rocm", tested="torch==2.13.0", rocm=None, is_cpu_index_up=False)
 
 
 def test_a_gpu_that_nvidia_smi_lists_means_cuda(tmp_path):
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-1)'\n")
     smi.chmod(0o755)
-    assert detect_accelerator({"PATH": str(tmp_path)}) == "cuda"
+    assert setup.detect_accelerator({"PATH": str(tmp_path)}) == "cuda"
     smi.write_text("#!/bin/sh\nexit 9\n")
-    assert detect_accelerator({"PATH": str(tmp_path)}) != "cuda"
+    assert setup.detect_accelerator({"PATH": str(tmp_path)}) != "cuda"
 
 
 def test_an_unreachable_index_costs_little_time():
-    assert not is_reachable("http://127.0.0.1:9/", patience_s=1.0)
+    assert not setup.is_reachable("http://127.0.0.1:9/", patience_s=1.0)
 
 
 def test_torch_is_pinned_to_the_installed_build():
     tested = "numpy==2.4.6\ntorch==2.13.0\ntriton==3.9.0\n"
-    cpu = pin_torch(tested, torch="2.13.0+cpu", triton="3.9.0").splitlines()
+    cpu = setup.pin_torch(tested, torch="2.13.0+cpu", triton="3.9.0").splitlines()
     assert cpu == ["numpy==2.4.6", "triton==3.9.0", "torch==2.13.0+cpu"]
-    cuda = pin_torch(tested, torch="2.13.0", triton="3.8.1").splitlines()
+    cuda = setup.pin_torch(tested, torch="2.13.0", triton="3.8.1").splitlines()
     assert cuda == ["numpy==2.4.6", "torch==2.13.0", "triton==3.8.1"]
-    assert "triton" not in pin_torch(tested, torch="2.13.0+rocm7.0", triton=None)
+    assert "triton" not in setup.pin_torch(tested, torch="2.13.0+rocm7.0", triton=None)
 
 
 def test_pypi_triton_does_not_replace_the_one_of_rocm():
     wanted = ["trl>=1.16", "triton>=3.5; platform_system == 'Linux'"]
-    assert drop_triton(wanted, torch="2.13.0+rocm7.0", triton=None) == wanted[:1]
-    assert drop_triton(wanted, torch="2.13.0+cpu", triton=None) == wanted
-    assert drop_triton(wanted, torch="2.13.0", triton="3.8.1") == wanted
+    assert setup.drop_triton(wanted, torch="2.13.0+rocm7.0", triton=None) == wanted[:1]
+    assert setup.drop_triton(wanted, torch="2.13.0+cpu", triton=None) == wanted
+    assert setup.drop_triton(wanted, torch="2.13.0", triton="3.8.1") == wanted
 
 
 def test_an_interrupted_install_is_found_by_its_record(tmp_path):
@@ -186,7 +165,7 @@ def test_an_interrupted_install_is_found_by_its_record(tmp_path):
     (tmp_path / "no_record-1.dist-info").mkdir()
     (tmp_path / "whole.py").write_text("12345")
     (tmp_path / "cut.py").write_text("12")
-    damaged = {info.name.partition("-")[0] for info in find_damaged(tmp_path)}
+    damaged = {info.name.partition("-")[0] for info in setup.find_damaged(tmp_path)}
     assert damaged == {"absent", "cut", "no_record"}
 
 
@@ -195,15 +174,17 @@ def test_the_stamp_is_valid_until_an_input_changes(tmp_path):
     (venv / "bin").mkdir(parents=True)
     (venv / "bin/forge").touch()
     (venv / "lib/python3.11").mkdir(parents=True)
-    project = load_project(ROOT)
-    wanted = fingerprint(project, ROOT, {})
+    project = setup.load_project(ROOT)
+    wanted = setup.fingerprint(project, ROOT, {})
 
     def done(root: Path = tmp_path, **asked: str) -> bool:
         choices: dict[str, str | None] = {"torch": None, "python": None, "llama": None, **asked}
-        return is_done(venv, root=root, wanted=wanted, **choices)
+        return setup.is_done(venv, root=root, wanted=wanted, **choices)
 
     assert not done()
-    write_stamp(venv, Stamp(fingerprint=wanted, torch="cpu", root=str(tmp_path), llama="cuda"))
+    setup.write_stamp(
+        venv, setup.Stamp(fingerprint=wanted, torch="cpu", root=str(tmp_path), llama="cuda")
+    )
     assert json.loads((venv / "setup.json").read_text())["torch"] == "cpu"
     assert not (venv / "setup.json.new").exists()
     assert done()
@@ -213,30 +194,30 @@ def test_the_stamp_is_valid_until_an_input_changes(tmp_path):
     assert not done(llama="cpu")
     assert not done(root=ROOT)
     changed = replace(project, constraints=project.constraints + "six==1.17.0\n")
-    assert fingerprint(changed, ROOT, {}) != wanted
-    assert fingerprint(project, ROOT, {"CMAKE_ARGS": "-DGGML_CUDA=on"}) != wanted
+    assert setup.fingerprint(changed, ROOT, {}) != wanted
+    assert setup.fingerprint(project, ROOT, {"CMAKE_ARGS": "-DGGML_CUDA=on"}) != wanted
     linted = replace(project, tables={**project.tables, "tool": {"ruff": {"line-length": 1}}})
-    assert fingerprint(linted, ROOT, {}) == wanted, "it changes no package"
+    assert setup.fingerprint(linted, ROOT, {}) == wanted, "it changes no package"
 
 
 def test_a_failed_step_is_named_below_its_own_output(tmp_path, capfd):
     python = make_tool(tmp_path / ".venv/bin/python", "no matching distribution", code=7)
     (tmp_path / ".venv/lib/python3.11/site-packages").mkdir(parents=True)
-    installer = Installer(tmp_path, load_project(ROOT), {})
-    choice = choose_torch("cpu", tested="torch", rocm=None, is_cpu_index_up=False)
+    installer = setup.Installer(tmp_path, setup.load_project(ROOT), {})
+    choice = setup.choose_torch("cpu", tested="torch", rocm=None, is_cpu_index_up=False)
     with pytest.raises(MachineError, match=r"2/5 torch \(cpu\): pip failed"):
         installer.install_torch(choice, is_other=False)
     assert capfd.readouterr().out == "no matching distribution\n"
-    assert run_command([str(python)], env=os.environ) == 7
+    assert setup.run_command([str(python)], env=os.environ) == 7
 
 
-def direct_dependencies(project: Project) -> list[str]:
+def direct_dependencies(project: setup.Project) -> list[str]:
     lines = [*project.requirements, project.llama, project.torch]
     return [re.split(r"[\[>=;]", line)[0].lower().replace("_", "-") for line in lines]
 
 
 def test_constraints_pin_every_direct_dependency_which_is_declared_once():
-    project = load_project(ROOT)
+    project = setup.load_project(ROOT)
     names = direct_dependencies(project)
     assert len(names) == len(set(names))
     pinned = {line.partition("==")[0] for line in project.constraints.splitlines()}
@@ -244,7 +225,7 @@ def test_constraints_pin_every_direct_dependency_which_is_declared_once():
 
 
 def test_the_extras_are_those_that_a_missing_module_names():
-    extras = load_project(ROOT).tables["project"]["optional-dependencies"]
+    extras = setup.load_project(ROOT).tables["project"]["optional-dependencies"]
     for extra, modules in EXTRAS.items():
         lines = [line for line in extras[extra] if not line.startswith("forge-kernels[")]
         names = [re.split(r"[\[>=;]", line)[0].replace("-", "_") for line in lines]
@@ -252,7 +233,7 @@ def test_the_extras_are_those_that_a_missing_module_names():
 
 
 def test_the_judge_extra_needs_nothing_of_a_trainer():
-    tables = load_project(ROOT).tables["project"]
+    tables = setup.load_project(ROOT).tables["project"]
     lines = [*tables["dependencies"], *tables["optional-dependencies"]["judge"]]
     names = {re.split(r"[\[>=;]", line)[0] for line in lines}
     assert names.isdisjoint({"trl", "textual", "transformers", "datasets", "peft", "tokenizers"})
@@ -273,7 +254,7 @@ def test_setup_compiles_forge_for_its_first_command(tmp_path):
     (tmp_path / ".venv/bin").mkdir()
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     shutil.rmtree(tmp_path / "forge/install/__pycache__", ignore_errors=True)
-    Installer(tmp_path, load_project(ROOT), {}).compile_bytecode()
+    setup.Installer(tmp_path, setup.load_project(ROOT), {}).compile_bytecode()
     assert list(tmp_path.glob("forge/install/__pycache__/setup.*.pyc"))
 
 
@@ -298,25 +279,29 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cuda_is_built_for_the_gpus_of_this_machine(toolkit, tmp_path):
     make_tool(tmp_path / "bin/nvidia-smi", "9.0", "8.9", "9.0")
     path = f"{toolkit / 'bin'}:{tmp_path / 'bin'}"
-    choice = choose_llama("cuda", {"PATH": path})
-    assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=89;90"
+    choice = setup.choose_llama("cuda", {"PATH": path})
+    assert (
+        choice.cmake_args == f"{setup.COMMON_ARGS} -DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=89;90"
+    )
     assert choice.library == "libggml-cuda.so"
     assert choice.path == ""
     given = "-DCMAKE_CUDA_ARCHITECTURES=100 -DGGML_NATIVE=OFF"
-    named = choose_llama("cuda", {"PATH": str(toolkit / "bin"), "CMAKE_ARGS": given})
-    assert named.cmake_args == f"{COMMON_ARGS} -DGGML_CUDA=on {given}", "the user's comes last"
+    named = setup.choose_llama("cuda", {"PATH": str(toolkit / "bin"), "CMAKE_ARGS": given})
+    assert named.cmake_args == f"{setup.COMMON_ARGS} -DGGML_CUDA=on {given}", (
+        "the user's comes last"
+    )
 
 
 def test_a_compiler_beside_the_toolkit_is_found_without_being_on_path(toolkit, monkeypatch):
     monkeypatch.setattr("forge.install.setup.CUDA_HOME", toolkit)
     env = {"PATH": "/nonexistent", "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90"}
-    assert choose_llama("cuda", env).path == str(toolkit / "bin")
+    assert setup.choose_llama("cuda", env).path == str(toolkit / "bin")
 
 
 def test_each_missing_thing_of_a_build_is_a_line(toolkit, tmp_path):
     def said(name: str, **env: str) -> list[str]:
         with pytest.raises(MachineError) as raised:
-            choose_llama(name, {"PATH": str(tmp_path / "bin"), **env})
+            setup.choose_llama(name, {"PATH": str(tmp_path / "bin"), **env})
         return str(raised.value).splitlines()
 
     no_nvcc, no_card = said("cuda")
@@ -328,23 +313,23 @@ def test_each_missing_thing_of_a_build_is_a_line(toolkit, tmp_path):
     ]
     assert said("vulkan", VULKAN_SDK=str(tmp_path))[0].startswith("LLAMA=vulkan: no glslc")
     make_tool(tmp_path / "sdk/bin/glslc")
-    choice = choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk")})
-    assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_VULKAN=on"
+    choice = setup.choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk")})
+    assert choice.cmake_args == f"{setup.COMMON_ARGS} -DGGML_VULKAN=on"
     assert said("metal") == ["LLAMA=metal: allowed is cpu, cuda, hip, vulkan"]
 
 
 def test_hip_is_built_for_the_gpus_of_this_machine(toolkit, tmp_path):
     make_tool(tmp_path / "bin/hipcc")
     make_tool(tmp_path / "bin/rocm_agent_enumerator", "gfx000", "gfx942", "gfx942")
-    choice = choose_llama("hip", {"PATH": str(tmp_path / "bin")})
-    assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_HIP=on -DGPU_TARGETS=gfx942"
+    choice = setup.choose_llama("hip", {"PATH": str(tmp_path / "bin")})
+    assert choice.cmake_args == f"{setup.COMMON_ARGS} -DGGML_HIP=on -DGPU_TARGETS=gfx942"
 
 
-class Recorded(Installer):
+class Recorded(setup.Installer):
     """An installer that records pip's arguments and fakes the build that they ask for."""
 
     def __init__(self, root: Path, *, builds: bool = True) -> None:
-        super().__init__(root, load_project(ROOT), {"PATH": "/usr/bin"})
+        super().__init__(root, setup.load_project(ROOT), {"PATH": "/usr/bin"})
         self.pips: list[tuple[str, ...]] = []
         self.cmake_args: list[str] = []
         self._builds = builds
@@ -370,11 +355,13 @@ class Recorded(Installer):
         return True
 
 
-CPU = LlamaChoice(name="cpu", cmake_args=COMMON_ARGS)
-CUDA = LlamaChoice(name="cuda", cmake_args=f"{COMMON_ARGS} -DGGML_CUDA=on", path="/toolkit/bin")
+CPU = setup.LlamaChoice(name="cpu", cmake_args=setup.COMMON_ARGS)
+CUDA = setup.LlamaChoice(
+    name="cuda", cmake_args=f"{setup.COMMON_ARGS} -DGGML_CUDA=on", path="/toolkit/bin"
+)
 
 
-def install(root: Path, choice: LlamaChoice, *, builds: bool = True) -> Recorded:
+def install(root: Path, choice: setup.LlamaChoice, *, builds: bool = True) -> Recorded:
     installer = Recorded(root, builds=builds)
     installer.install_rest(choice)
     return installer
@@ -390,7 +377,7 @@ def test_a_gpu_build_uses_no_wheel_cache_and_is_made_once(tmp_path):
     assert not {"--no-deps", "--force-reinstall"} & set(built.pips[1]), "what it needs comes too"
     assert built._env["PATH"] == "/toolkit/bin:/usr/bin"
     assert install(tmp_path, CUDA).pips == [], "it is there"
-    other = LlamaChoice(name="cuda", cmake_args=f"{CUDA.cmake_args} -DGGML_NATIVE=OFF")
+    other = setup.LlamaChoice(name="cuda", cmake_args=f"{CUDA.cmake_args} -DGGML_NATIVE=OFF")
     assert len(install(tmp_path, other).pips) == 2, "by other arguments it is another build"
     (back,) = install(tmp_path, CPU).pips
     assert "--force-reinstall" in back, "pip would take the version for installed"
@@ -398,11 +385,11 @@ def test_a_gpu_build_uses_no_wheel_cache_and_is_made_once(tmp_path):
 
 
 def test_the_users_linker_arguments_come_last_and_cause_a_rebuild(tmp_path):
-    assert install(tmp_path, CUDA)._env["LDFLAGS"] == LINK_ARGS
+    assert install(tmp_path, CUDA)._env["LDFLAGS"] == setup.LINK_ARGS
     installer = Recorded(tmp_path)
     installer._env["LDFLAGS"] = "-L/x"
     installer.install_rest(CUDA)
-    assert installer._env["LDFLAGS"] == f"{LINK_ARGS} -L/x"
+    assert installer._env["LDFLAGS"] == f"{setup.LINK_ARGS} -L/x"
     assert len(installer.pips) == 2
 
 

@@ -14,15 +14,7 @@ import anyio
 
 from forge.cluster.cluster import Cluster, open_cluster
 from forge.cluster.roles import engines_elsewhere, judges_elsewhere
-from forge.config.schema import (
-    EvalStage,
-    Experiment,
-    GrpoStage,
-    JudgeTable,
-    SearchStage,
-    SftStage,
-    Stage,
-)
+from forge.config import schema
 from forge.data.problems import load_problems
 from forge.evalpool.pool import Pool, open_pool
 from forge.records import Evaluation
@@ -56,7 +48,7 @@ class Work:
             await anyio.to_thread.run_sync(require_weights, past.state, past.stage_weights)
         done = set(past.state.finished_stages) if past.state else set[int]()
         stages = [(i, s) for i, s in enumerate(run.experiment.stage) if i not in done]
-        last_served = max((i for i, s in stages if not isinstance(s, SftStage)), default=-1)
+        last_served = max((i for i, s in stages if not isinstance(s, schema.SftStage)), default=-1)
         async with AsyncExitStack() as opened:
             if stages and run.experiment.cluster.address is not None:
                 run.cluster = await opened.enter_async_context(self._open_cluster())
@@ -68,7 +60,7 @@ class Work:
             async with self._counted(), AsyncExitStack() as serving:
                 for index, stage in stages:
                     # With `sleeps`, engines do not fit beside a trainer that does not use them.
-                    is_sft = isinstance(stage, SftStage)
+                    is_sft = isinstance(stage, schema.SftStage)
                     if is_sft and (index > last_served or run.placement.sleeps):
                         await serving.aclose()
                         run.replicas = run.weights.serving = None
@@ -140,7 +132,7 @@ class Work:
             yield
             tasks.cancel_scope.cancel()
 
-    async def _run_stage(self, index: int, stage: Stage) -> None:
+    async def _run_stage(self, index: int, stage: schema.Stage) -> None:
         """Run one stage between a start and an end event. A stop drops an evaluation; a trainer
         saves first."""
         run = self.run
@@ -149,13 +141,15 @@ class Work:
         start = (self.past.stage_weights or {}).get(index, run.weights.current)
         back_to = dict([self.past.back_to] if self.past.back_to else []).get(index)
         name = stage.label(index)
-        groups = run.experiment.rollout.groups_per_step if isinstance(stage, GrpoStage) else None
+        groups = (
+            run.experiment.rollout.groups_per_step if isinstance(stage, schema.GrpoStage) else None
+        )
         weights = start.to_json(run.paths.record)
         await run.record("stage_start", name, stage=index, weights=weights, groups_per_step=groups)
         began = time.monotonic()
-        if isinstance(stage, EvalStage | SearchStage):
+        if isinstance(stage, schema.EvalStage | schema.SearchStage):
             await self._play(stage, index)
-        elif isinstance(stage, SftStage):
+        elif isinstance(stage, schema.SftStage):
             await run_sft_stage(run, stage, index, start=start, back_to=back_to)
         else:
             await run_grpo_stage(run, stage, index, start=start, back_to=back_to)
@@ -163,13 +157,13 @@ class Work:
         await run.record("stage_end", f"{name}: {seconds:.1f} s", stage=index, seconds=seconds)
         run.console.say(f"{name} done in {seconds:.0f} s")
 
-    async def _play(self, stage: EvalStage | SearchStage, index: int) -> None:
+    async def _play(self, stage: schema.EvalStage | schema.SearchStage, index: int) -> None:
         """Run an evaluation or a search, both of which a stop drops."""
         run, is_done, result = self.run, False, None
         judge = _without_key(run.experiment)
         has_both = run.experiment.eval.both_baselines and bool(run.placement.judge)
         async with run.stop.dropping():
-            if isinstance(stage, EvalStage):
+            if isinstance(stage, schema.EvalStage):
                 result = await run_eval_stage(run, stage, index)
             else:
                 await run_search_stage(run, stage, index)
@@ -197,7 +191,7 @@ class Work:
             self.run.console.say(f"{result.stage}: pass@1 of {words['parts']}")
 
 
-def _without_key(experiment: Experiment) -> JudgeTable:
+def _without_key(experiment: schema.Experiment) -> schema.JudgeTable:
     """`[judge]`, whose children do not get the key of serve.url, whatever its variable's name."""
     judge, key = experiment.judge, experiment.serve.api_key_env
     return judge.model_copy(update={"env": {key: "", **judge.env}}) if key else judge

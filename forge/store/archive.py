@@ -33,14 +33,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
 from forge.errors import ConfigError, MachineError
-from forge.store.layout import (
-    ARCHIVE_SUFFIX,
-    FOLDERS,
-    RUN_NAME,
-    RunPaths,
-    next_attempt,
-    open_run_lock,
-)
+from forge.store import layout
 from forge.store.reader import DAMAGED, open_read_only
 from forge.store.schema.create import check_version
 
@@ -66,17 +59,17 @@ def is_archive(run: str | Path) -> bool:
 
 
 def list_archives(store_dir: Path) -> list[Path]:
-    return sorted(path for path in store_dir.glob(f"*{ARCHIVE_SUFFIX}") if path.is_file())
+    return sorted(path for path in store_dir.glob(f"*{layout.ARCHIVE_SUFFIX}") if path.is_file())
 
 
-def unpack_to_read(file: Path, folder: Path) -> RunPaths:
+def unpack_to_read(file: Path, folder: Path) -> layout.RunPaths:
     """Unpacks what a reader needs into a folder. Raises ConfigError, MachineError."""
     with _opened(file) as archive:
         chosen = [info for info in archive.entries if top_folder(info.filename) not in HEAVY]
         return archive.unpack(chosen, folder, advice="; TMPDIR names another directory")
 
 
-def unpack_to_resume(file: Path) -> RunPaths:
+def unpack_to_resume(file: Path) -> layout.RunPaths:
     """Unpacks a run beside its archive, under its name or one with the next free number.
 
     Raises:
@@ -97,9 +90,9 @@ def unpack_to_resume(file: Path) -> RunPaths:
             ) as scratch,
         ):
             paths = archive.unpack(archive.entries, Path(scratch))
-            for folder in FOLDERS:
+            for folder in layout.FOLDERS:
                 (paths.root / folder).mkdir(exist_ok=True)
-            return RunPaths(_place(paths.root, beside))
+            return layout.RunPaths(_place(paths.root, beside))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +105,9 @@ class _Archive:
     has_weights: bool
     entries: list[zipfile.ZipInfo]
 
-    def unpack(self, entries: list[zipfile.ZipInfo], folder: Path, *, advice: str = "") -> RunPaths:
+    def unpack(
+        self, entries: list[zipfile.ZipInfo], folder: Path, *, advice: str = ""
+    ) -> layout.RunPaths:
         wanted, free = sum(info.file_size for info in entries), shutil.disk_usage(folder).free
         if wanted > free:
             sizes = f"{wanted / 1e9:.1f} GB unpacked, {free / 1e9:.1f} GB free"
@@ -128,8 +123,8 @@ class _Archive:
                         shutil.copyfileobj(source, copy, 1 << 20)
                     changed_at = time.mktime((*info.date_time, 0, 0, -1))
                 os.utime(path, (changed_at, changed_at))
-            paths = RunPaths(root)
-            if last_attempt := next_attempt(paths) - 1:
+            paths = layout.RunPaths(root)
+            if last_attempt := layout.next_attempt(paths) - 1:
                 paths.logs(last_attempt)  # logs/latest
         return paths
 
@@ -205,7 +200,7 @@ def _check(entries: list[zipfile.ZipInfo], file: Path) -> None:
 
 def _place(unpacked: Path, store_dir: Path) -> Path:
     """Moves a directory to its name in `store_dir`, or to the first free number after it."""
-    match = RUN_NAME.match(unpacked.name)
+    match = layout.RUN_NAME.match(unpacked.name)
     base, number = (match["name"], int(match["number"])) if match else (unpacked.name, 0)
     root = store_dir / unpacked.name
     while True:
@@ -224,7 +219,7 @@ def top_folder(name: str) -> str:
 
 
 def write_archive(
-    paths: RunPaths, out: Path | None = None, *, with_weights: bool
+    paths: layout.RunPaths, out: Path | None = None, *, with_weights: bool
 ) -> tuple[Path, int]:
     """Writes a run to a file, which is complete or absent: `<run>.forge.zip` beside its directory,
     or in or as `out`. Returns the file and the number of files in it.
@@ -236,7 +231,7 @@ def write_archive(
     """
     target = paths.root.parent if out is None else out
     if target.is_dir():
-        target = target / f"{paths.name}{ARCHIVE_SUFFIX}"
+        target = target / f"{paths.name}{layout.ARCHIVE_SUFFIX}"
     if target.exists():
         raise ConfigError(f"{target}: exists; --out names another file")
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -259,7 +254,7 @@ def write_archive(
     return target, num_files
 
 
-def _write(paths: RunPaths, file: BinaryIO, part: Path, *, with_weights: bool) -> int:
+def _write(paths: layout.RunPaths, file: BinaryIO, part: Path, *, with_weights: bool) -> int:
     manifest = {"format": FORMAT, "name": paths.name, "has_weights": with_weights}
     num_files = 0
     with zipfile.ZipFile(
@@ -325,12 +320,12 @@ def _sweep(target: Path) -> None:
 
 
 @contextmanager
-def _undisturbed(paths: RunPaths, *, is_needed: bool) -> Generator[None]:
+def _undisturbed(paths: layout.RunPaths, *, is_needed: bool) -> Generator[None]:
     """Holds the run's lock, so that no supervisor writes or deletes weights meanwhile."""
     with ExitStack() as held:
         try:
             if is_needed and os.access(paths.root, os.W_OK):
-                held.enter_context(open_run_lock(paths))
+                held.enter_context(layout.open_run_lock(paths))
         except ConfigError as error:
             advice = f'"forge archive {paths.name} --no-weights" archives its records as of now'
             raise ConfigError(f"{error}; {advice}") from error

@@ -11,14 +11,7 @@ from typing import Any
 import httpx
 
 from forge import Reward, Verdict, reward
-from forge.adapters.http.routes import (
-    BatchReply,
-    ErrorReply,
-    HealthReply,
-    JudgeReply,
-    ProblemNames,
-    ProblemReply,
-)
+from forge.adapters.http import routes
 from forge.adapters.subjects import known_problems
 from forge.process.ask import open_client
 from tests.adapters.kernels import PROBLEM, RIGHT
@@ -46,7 +39,7 @@ async def test_a_verdict_and_its_reward(tmp_path):
         answer = f"<think>x</think>\n```python\n{code('timed')}```"
         scored = await client.post("/v1/judge", json={**GOOD, "answer": answer, **wanted})
     assert plain.json()["reward"] is None
-    found = JudgeReply.model_validate_json(scored.content)
+    found = routes.JudgeReply.model_validate_json(scored.content)
     assert found.verdict.code == code("timed")
     assert found.verdict.candidate_us == 10.0
     assert found.reward == reward(found.verdict, {"correct": 2.0})
@@ -72,7 +65,7 @@ async def test_a_batch_has_its_results_in_order_and_a_fault_is_no_score(tmp_path
     async with asking(tmp_path) as client:
         response = await client.post("/v1/judge/batch", json={"items": items, "reward": True})
         assert response.status_code == 200
-        results = BatchReply.model_validate_json(response.content).results
+        results = routes.BatchReply.model_validate_json(response.content).results
         faults = await client.post("/v1/judge/batch", json={"items": items[2:3]})
     assert [one.verdict and one.verdict.status for one in results] == [
         "correct", "wrong", None, "correct",
@@ -89,7 +82,7 @@ async def test_a_fault_of_the_machine_is_503_and_has_no_verdict(tmp_path):
         response = await client.post("/v1/judge", json=body)
     assert response.status_code == 503
     assert int(response.headers["Retry-After"]) > 0
-    assert ErrorReply.model_validate_json(response.content).error.startswith("infra_error: ")
+    assert routes.ErrorReply.model_validate_json(response.content).error.startswith("infra_error: ")
     assert set(response.json()) == {"error"}
 
 
@@ -168,10 +161,10 @@ async def test_problems_are_listed_shown_and_judged_by_name(tmp_path):
     (folder / "20_Tanh.py").write_text(PROBLEM.replace("relu", "tanh"))
     pool, known = TextPool(), known_problems(tmp_path / "bench")
     async with asking(tmp_path, pool, known=known) as client:
-        listed = ProblemNames.model_validate_json((await client.get("/v1/problems")).content)
+        listed = routes.ProblemNames.model_validate_json((await client.get("/v1/problems")).content)
         assert listed.problems == ["level1/19_ReLU", "level1/20_Tanh"]
         shown = await client.get("/v1/problems/level1/20_Tanh")
-        assert "tanh" in ProblemReply.model_validate_json(shown.content).source
+        assert "tanh" in routes.ProblemReply.model_validate_json(shown.content).source
         body = {"problem": "level=1 problem_id=19", "answer": code("a")}
         response = await client.post("/v1/judge", json=body)
         assert response.json()["verdict"]["problem_id"] == "level1/19_ReLU"
@@ -186,7 +179,7 @@ async def test_problems_are_listed_shown_and_judged_by_name(tmp_path):
 async def test_health_says_how_it_judges(tmp_path):
     pool = TextPool()
     async with asking(tmp_path, pool) as client:
-        found = HealthReply.model_validate_json((await client.get("/v1/health")).content)
+        found = routes.HealthReply.model_validate_json((await client.get("/v1/health")).content)
         assert (found.ok, found.policy, found.protocol, found.capacity) == (True, "own", "forge", 8)
         pool.seating.judge_closed(pool.seating.seats[0])
         response = await client.get("/v1/health")

@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forge.commands.judge.judge import (
-    Judged,
-    JudgeJob,
-    JudgingRequest,
-    render_verdict,
-    render_verdicts,
-)
+from forge.commands.judge import judge
 from forge.records import Problem, Split, Status, Timing, Verdict
 from forge.records.verdict import KernelTime, LaunchFacts, OtherVerdict, Profile, ShapeVerdict
 
@@ -34,22 +28,22 @@ FAST = Verdict(
 )  # fmt: skip
 
 
-def make_job(code: str = "") -> JudgeJob:
+def make_job(code: str = "") -> judge.JudgeJob:
     problem = Problem(problem_id="p", source="", family="", level=1, split=Split.HELDOUT)
-    return JudgeJob(name="c.py", problem=problem, code=code)
+    return judge.JudgeJob(name="c.py", problem=problem, code=code)
 
 
 def show(
     verdict: Verdict, *, code: str = "", is_profiled: bool = False, is_timed: bool = True,
     is_explained: bool = False,
 ) -> str:  # fmt: skip
-    request = JudgingRequest(
+    request = judge.JudgingRequest(
         problem=Path("p.py"), candidate="c.py", is_profiled=is_profiled, is_timed=is_timed,
         is_explained=is_explained,
     )  # fmt: skip
     out = io.StringIO()
     job = make_job(code)
-    Console(file=out, width=200).print(render_verdict(verdict, job=job, request=request))
+    Console(file=out, width=200).print(judge.render_verdict(verdict, job=job, request=request))
     return out.getvalue()
 
 
@@ -105,14 +99,14 @@ def test_control_characters_and_markup_of_a_candidate_are_escaped():
 
 
 def test_a_failed_machine_differs_from_a_wrong_kernel():
-    request = JudgingRequest(problem=Path("p.py"), candidate="c.py")
+    request = judge.JudgingRequest(problem=Path("p.py"), candidate="c.py")
     lost = Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail="")
     wrong = Verdict(status=Status.WRONG, reason="mismatch", detail="")
     job = make_job()
     failed = Verdict(status=Status.UNJUDGEABLE, reason="reference_failed", detail="")
     for verdicts, code in (([wrong, lost, failed], 3), ([wrong], 0), ([wrong, failed], 2)):
         jobs = [job] * len(verdicts)
-        assert Judged(jobs=jobs, verdicts=verdicts, request=request).exit_code == code
+        assert judge.Judged(jobs=jobs, verdicts=verdicts, request=request).exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -136,7 +130,7 @@ def test_an_unjudgeable_problem_comes_with_advice_that_helps(reason, detail, adv
 def test_a_table_has_speed_ups_if_a_candidate_was_timed():
     out = io.StringIO()
     slow = Verdict(status=Status.WRONG, reason="mismatch", detail="line 1: a\n[red]b")
-    table = render_verdicts([make_job(), make_job()], [FAST, slow], skipped={})
+    table = judge.render_verdicts([make_job(), make_job()], [FAST, slow], skipped={})
     Console(file=out, width=200).print(table)
     shown = out.getvalue()
     assert "2.00" in shown
@@ -148,7 +142,7 @@ def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share():
     out = io.StringIO()
     other = OtherVerdict(status=Status.REJECTED, reason="torch_work", detail="")
     both = replace(FAST, torch_share=0.6, rules="kernelbench", also={"forge": other})
-    table = render_verdicts([make_job(), make_job()], [both, FAST], skipped={})
+    table = judge.render_verdicts([make_job(), make_job()], [both, FAST], skipped={})
     Console(file=out, width=200).print(table)
     head, row, *_, counted, last = out.getvalue().splitlines()
     assert "own share" in head

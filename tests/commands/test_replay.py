@@ -13,16 +13,8 @@ import anyio
 import pytest
 
 from forge import cli
+from forge.commands import replay
 from forge.commands import replay as replaying
-from forge.commands.replay import (
-    GRAD_NORM,
-    LOSS,
-    ReplayReport,
-    _check_overrides,
-    find_stage,
-    read_step,
-    train_batch,
-)
 from forge.config.load import load_experiment
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.exits import ending_of
@@ -87,7 +79,7 @@ def played(first: int, *, stage: int) -> tuple[list[Any], list[Sample]]:
         made = group(number, [[W, C], [W]], stage=stage, step=step)
         turns = samples(made, first_id=10 * number)
         records += [made, *turns, *(use(s, step=step, staleness=0, stage=stage) for s in turns)]
-        values = {LOSS: 0.25 * step, GRAD_NORM: 1.5, "rollout/reward/mean": 3.0}
+        values = {replay.LOSS: 0.25 * step, replay.GRAD_NORM: 1.5, "rollout/reward/mean": 3.0}
         records.append(Metrics(stage=stage, step=step, at=1.0, values=values))
         offered += turns
     return records, offered
@@ -108,8 +100,8 @@ def run(tmp_path: Path) -> tuple[RunPaths, list[Sample]]:
 def read(paths: RunPaths, step: int, *, stage: int | None = None) -> Any:
     experiment = load_experiment(paths.experiment, is_here=False)
     with open_run(paths) as reader:
-        found = find_stage(paths, reader, experiment, step=step, asked=stage)
-        return read_step(paths, reader, stage=found, step=step)
+        found = replay.find_stage(paths, reader, experiment, step=step, asked=stage)
+        return replay.read_step(paths, reader, stage=found, step=step)
 
 
 def save_checkpoint(paths: RunPaths, step: int) -> Path:
@@ -129,7 +121,7 @@ def test_a_step_is_rebuilt_from_the_store(run):
     paths, offered = run
     found = read(paths, 1)
     assert (found.stage, found.step, found.is_exact, found.checkpoint) == (2, 1, False, None)
-    assert found.metrics == {LOSS: 0.25, GRAD_NORM: 1.5}
+    assert found.metrics == {replay.LOSS: 0.25, replay.GRAD_NORM: 1.5}
     assert rounded(found.samples) == rounded([s for s in offered if s.group_id == 11])
 
 
@@ -183,7 +175,7 @@ def test_dropped_tokens_are_named(run):
     ],
 )
 def test_only_keys_of_the_step_may_be_set(key, step, words):
-    check = partial(_check_overrides, [f"{key}=1"], stage=2, step=step)
+    check = partial(replay._check_overrides, [f"{key}=1"], stage=2, step=step)
     if not words:
         return check()
     with pytest.raises(ConfigError, match=rf"--set {key}: .*{words}"):
@@ -198,13 +190,15 @@ def test_a_spec_without_run_or_step_is_refused(spec, capsys):
     assert "found no RUN:STEP" in capsys.readouterr().err
 
 
-def report(loss: float, norm: float = 1.5, **changes: Any) -> ReplayReport:
+def report(loss: float, norm: float = 1.5, **changes: Any) -> replay.ReplayReport:
     keys: dict[str, Any] = {
         "run": "toy-1", "stage": 2, "step": 3, "device": "cpu", "num_samples": 8,
         "is_exact": True, "overrides": (), "checkpoint": None,
-        "recorded": {LOSS: 0.5, GRAD_NORM: 1.5},
+        "recorded": {replay.LOSS: 0.5, replay.GRAD_NORM: 1.5},
     }  # fmt: skip
-    return ReplayReport(**{**keys, **changes}, replayed={LOSS: loss, GRAD_NORM: norm})
+    return replay.ReplayReport(
+        **{**keys, **changes}, replayed={replay.LOSS: loss, replay.GRAD_NORM: norm}
+    )
 
 
 def test_rounding_is_the_same_and_more_is_not():
@@ -237,17 +231,17 @@ async def trained(tmp_path: Path, act: str, *, is_saved: bool = False) -> Any:
 
         with pytest.MonkeyPatch.context() as patch, anyio.fail_after(90):
             patch.setattr(replaying, "open_trainer", open_fake)
-            return await train_batch(job, batch=Path("batch.npz"), step=7, is_saved=is_saved)
+            return await replay.train_batch(job, batch=Path("batch.npz"), step=7, is_saved=is_saved)
 
 
 def test_a_child_without_an_out_ends_before_it_saves(tmp_path):
-    assert anyio.run(trained, tmp_path, "") == {LOSS: 0.5}
+    assert anyio.run(trained, tmp_path, "") == {replay.LOSS: 0.5}
     assert not (tmp_path / "saved").exists()
 
 
 def test_a_child_with_an_out_saves_and_ends(tmp_path):
     found = anyio.run(partial(trained, tmp_path, "", is_saved=True))
-    assert found == {LOSS: 0.5}
+    assert found == {replay.LOSS: 0.5}
     assert (tmp_path / "saved").exists()
 
 

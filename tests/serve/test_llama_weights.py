@@ -15,17 +15,8 @@ from forge.serve.checkpoint_files import list_tensors
 from forge.serve.llama.checkpoint import Adapter, Checkpoint, Precision, open_weights
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
+from tests.serve import damage
 from tests.serve.conftest import Reference
-from tests.serve.damage import (
-    ADAPTER_CONFIG,
-    LACKING,
-    OF_ANOTHER_SHAPE,
-    WITH_ANOTHER,
-    Damage,
-    change_config,
-    change_tensors,
-    truncate,
-)
 
 EXACT = Precision.EXACT
 
@@ -65,22 +56,22 @@ def lie_in_header(path: Path) -> None:
     file.write_bytes(len(new).to_bytes(8, "little") + new + data[8 + size :])
 
 
-DAMAGES: dict[str, Damage] = {
-    "truncated": truncate(),
+DAMAGES: dict[str, damage.Damage] = {
+    "truncated": damage.truncate(),
     "truncated or not": cut_header,
     "bytes -256..0": lie_in_header,
     "no such directory": shutil.rmtree,
     "No such file": lambda path: (path / "model.safetensors").unlink(),
     "not JSON": lambda path: (path / "config.json").write_text("{"),
-    "tensors missing": LACKING,
-    "have no place": WITH_ANOTHER,
-    "must be": OF_ANOTHER_SHAPE,
-    "NaN or infinity": change_tensors(lambda t: t["model.norm.weight"].fill_(float("nan"))),
-    "another model": change_config(rms_norm_eps=1e-3),
-    "model_type": change_config(model_type="bert"),
-    "architecture llama": change_config(model_type="llama"),
-    "rope_type": change_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4}),
-    "not a usable": change_config(hidden_size=None),
+    "tensors missing": damage.LACKING,
+    "have no place": damage.WITH_ANOTHER,
+    "must be": damage.OF_ANOTHER_SHAPE,
+    "NaN or infinity": damage.change_tensors(lambda t: t["model.norm.weight"].fill_(float("nan"))),
+    "another model": damage.change_config(rms_norm_eps=1e-3),
+    "model_type": damage.change_config(model_type="bert"),
+    "architecture llama": damage.change_config(model_type="llama"),
+    "rope_type": damage.change_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4}),
+    "not a usable": damage.change_config(hidden_size=None),
 }
 
 
@@ -125,6 +116,6 @@ def test_an_adapter_that_cannot_be_served_is_refused(
     path = tmp_path / "adapter"
     shutil.copytree(make_adapter(tied, r=2).path, path)
     assert isinstance(open_weights(path, served=checkpoint.layout), Adapter)
-    change_config(ADAPTER_CONFIG, **fields)(path)
+    damage.change_config(damage.ADAPTER_CONFIG, **fields)(path)
     with pytest.raises(ConfigError, match=said):
         open_weights(path, served=checkpoint.layout)

@@ -32,22 +32,7 @@ from forge.store.schema.views import summed_views
 from forge.store.write.rows import Record, RowWriter
 from forge.store.write.writer import open_writer
 from tests.examples import examples
-from tests.store.storefactory import (
-    Options,
-    attempt,
-    edit,
-    group,
-    make_root,
-    problem,
-    read_views,
-    resumed_run,
-    samples,
-    small_run,
-    timing,
-    turn,
-    use,
-    write_run,
-)
+from tests.store import storefactory
 
 EVERYTHING = {
     "turns": "v_turns", "uses": "v_samples", "replayed": "v_replayed"
@@ -141,10 +126,10 @@ def played(rng: random.Random, group_id: int) -> Group:
     """A random group of any purpose, with one of a few steps, problems and kernels."""
     purpose = rng.choice([Purpose.TRAIN, Purpose.TRAIN, Purpose.EVAL])
     rows = [rng.choices(STATUSES, k=rng.randint(1, 3)) for _ in range(rng.randint(1, 3))]
-    made = group(
+    made = storefactory.group(
         group_id, rows, problem_id=f"softmax-{rng.randrange(3):04d}", purpose=purpose,
         stage=rng.randrange(2), step=rng.randrange(3), version=rng.randrange(4),
-        is_greedy=rng.random() < 0.2, speed=timing(rng.choice([0.5, 1.0, 2.5, 7.0])),
+        is_greedy=rng.random() < 0.2, speed=storefactory.timing(rng.choice([0.5, 1.0, 2.5, 7.0])),
     )  # fmt: skip
     return replace(
         made,
@@ -172,8 +157,8 @@ def random_run(rng: random.Random) -> Iterator[Record | None]:
     """Records in any order that a run may produce; None where steps are settled."""
     groups: dict[int, Group] = {}
     offered: list[Sample] = []
-    yield attempt(current := 1)
-    yield problem(0)
+    yield storefactory.attempt(current := 1)
+    yield storefactory.problem(0)
     for number in range(2, 40):
         act = rng.random()
         if act < 0.3 or not groups:
@@ -193,16 +178,22 @@ def random_run(rng: random.Random) -> Iterator[Record | None]:
             before = rng.choice(list(groups.values())).trajectories[0].turns[0]
             yield replace(kernel(rng, before), reward=rng.choice([None, 0.1, 0.9]))
         elif act < 0.65:
-            offered += (new := samples(rng.choice(list(groups.values())), first_id=100 * number))
+            offered += (
+                new := storefactory.samples(
+                    rng.choice(list(groups.values())), first_id=100 * number
+                )
+            )
             yield from new
         elif act < 0.8 and offered:
             for sample in rng.sample(offered, k=min(4, len(offered))):
-                yield use(sample, stage=1, step=rng.randrange(3), staleness=rng.randrange(2))
+                yield storefactory.use(
+                    sample, stage=1, step=rng.randrange(3), staleness=rng.randrange(2)
+                )
         elif act < 0.85:
             if rng.random() < 0.5:
                 yield AttemptEnd(attempt=current, ended_at=2.0, exit_code=0, reason="done")
             if rng.random() < 0.8:
-                yield attempt(current := number)
+                yield storefactory.attempt(current := number)
         elif act < 0.87:
             yield Metrics(
                 stage=rng.randrange(2),
@@ -214,7 +205,7 @@ def random_run(rng: random.Random) -> Iterator[Record | None]:
             data = {"stage": rng.randrange(2), "groups_per_step": rng.randrange(6)}
             yield Event(at=1.0, kind="stage_start", message="", data=data)
         elif act < 0.9:
-            yield problem(rng.randrange(3), level=rng.randrange(3))
+            yield storefactory.problem(rng.randrange(3), level=rng.randrange(3))
         else:
             yield None
 
@@ -240,7 +231,11 @@ def test_views_equal_the_plain_sums_whatever_was_written(seed: int) -> None:
 def test_a_settled_step_is_read_from_its_roll_up() -> None:
     """Otherwise the tests above would compare the plain sums with themselves."""
     with closing(Store()) as store:
-        store.put(attempt(), problem(0), group(0, [[Status.CORRECT], [Status.WRONG]]))
+        store.put(
+            storefactory.attempt(),
+            storefactory.problem(0),
+            storefactory.group(0, [[Status.CORRECT], [Status.WRONG]]),
+        )
         store.settle()
         tables = "steps groups failures reward_terms phases levels duplicates"
         for table in tables.split():
@@ -249,17 +244,17 @@ def test_a_settled_step_is_read_from_its_roll_up() -> None:
 
 
 def test_a_writer_leaves_a_few_steps_open_and_settles_all_when_it_ends(tmp_path: Path) -> None:
-    make_root(tmp_path / "toy-1")
+    storefactory.make_root(tmp_path / "toy-1")
     open_while, open_after = anyio.run(write_steps, tmp_path / "toy-1")
     assert 1 <= open_while <= 5
     assert open_after == 0
 
 
 async def write_steps(root: Path) -> tuple[int, int]:
-    async with open_writer(root, Options()) as writer:
-        await writer.put(attempt(), problem(0))
+    async with open_writer(root, storefactory.Options()) as writer:
+        await writer.put(storefactory.attempt(), storefactory.problem(0))
         for step in range(12):
-            await writer.put(group(step, [[Status.CORRECT]], step=step))
+            await writer.put(storefactory.group(step, [[Status.CORRECT]], step=step))
             await writer.flush()
         with open_run(root) as reader:
             num_open = reader.value("SELECT count(*) FROM open_steps")
@@ -269,15 +264,15 @@ async def write_steps(root: Path) -> tuple[int, int]:
 
 def test_steps_left_open_by_a_killed_run_are_settled_by_the_next_writer(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
-    make_root(root)
+    storefactory.make_root(root)
     anyio.run(write_steps, root)
-    edit(root / "run.db", "INSERT INTO open_steps (stage, step) VALUES (1, 3)")
+    storefactory.edit(root / "run.db", "INSERT INTO open_steps (stage, step) VALUES (1, 3)")
     with open_run(root) as reader:
         before = reader.rows("SELECT * FROM v_steps ORDER BY step")
     assert [row["step"] for row in before] == list(range(12))
 
     async def reopen() -> None:
-        async with open_writer(root, Options()):
+        async with open_writer(root, storefactory.Options()):
             pass
 
     anyio.run(reopen)
@@ -288,7 +283,7 @@ def test_steps_left_open_by_a_killed_run_are_settled_by_the_next_writer(tmp_path
 
 def test_a_resumed_run_equals_the_plain_sums() -> None:
     with closing(Store()) as store:
-        store.put(*resumed_run())
+        store.put(*storefactory.resumed_run())
         for _ in range(8):
             assert differences(store) == {}
             store.settle(times=1)
@@ -298,8 +293,8 @@ def test_a_resumed_run_equals_the_plain_sums() -> None:
 def test_the_noise_of_a_judge_is_that_of_kernels_timed_more_than_once() -> None:
     with closing(Store()) as store:
         for number, (code, speedup) in enumerate((("a", 1.0), ("a", 2.0), ("b", 1.0), ("a", None))):
-            speed = None if speedup is None else timing(speedup)
-            store.put(turn(number, code=f"# kernel {code}", speed=speed))
+            speed = None if speedup is None else storefactory.timing(speedup)
+            store.put(storefactory.turn(number, code=f"# kernel {code}", speed=speed))
         (names, found) = store.read("v_judge_noise")
         row = dict(zip(names, found, strict=True))
         assert (row["num_times"], row["low_us"], row["mean_us"]) == (2, 50.0, 75.0)
@@ -308,8 +303,8 @@ def test_the_noise_of_a_judge_is_that_of_kernels_timed_more_than_once() -> None:
 
 def test_a_step_that_is_open_and_settled_at_once_is_made_again(tmp_path: Path) -> None:
     """As a damaged WAL leaves it: older pages beside newer ones."""
-    root = anyio.run(write_run, tmp_path / "toy-1", small_run())
-    whole = read_views(root)
+    root = anyio.run(storefactory.write_run, tmp_path / "toy-1", storefactory.small_run())
+    whole = storefactory.read_views(root)
     with closing(sqlite3.connect(root / "run.db")) as run, run:
         name = "open_step_drops_its_rows"
         (sql,) = run.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
@@ -319,5 +314,5 @@ def test_a_step_that_is_open_and_settled_at_once_is_made_again(tmp_path: Path) -
         )
         run.execute(sql)
         run.execute("DELETE FROM rolled_steps WHERE step = (SELECT max(step) FROM rolled_steps)")
-    anyio.run(write_run, root, [])
-    assert read_views(root) == whole
+    anyio.run(storefactory.write_run, root, [])
+    assert storefactory.read_views(root) == whole

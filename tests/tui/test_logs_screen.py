@@ -8,15 +8,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Log, Tab
 
 from forge.store.layout import RunPaths
-from forge.views.logs import (
-    KEPT_LINES,
-    READ_BYTES,
-    Level,
-    LogBook,
-    LogFilter,
-    LogTail,
-    compile_pattern,
-)
+from forge.views import logs
 from tests.tui.watching import check_snapshot, press, settle, text_of, unwrapped, watching
 
 STAMP = "2026-11-21 18:08:31,313"
@@ -35,7 +27,7 @@ def lines_of(pilot: Pilot[None]) -> list[str]:
 
 def test_only_whole_lines_are_read_and_each_once(tmp_path: Path):
     path = tmp_path / "trainer.log"
-    tail = LogTail(path)
+    tail = logs.LogTail(path)
     assert tail.read() == []
     path.write_text("one\ntw")
     assert [line.text for line in tail.read()] == ["one"]
@@ -49,9 +41,9 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path):
 
 def test_a_long_file_is_read_from_a_whole_line_near_its_end(tmp_path: Path):
     path = tmp_path / "trainer.log"
-    path.write_text("".join(f"line {i:06d}\n" for i in range(READ_BYTES // 6)))
-    lines = LogTail(path).read()
-    assert lines[-1].text == f"line {READ_BYTES // 6 - 1:06d}"
+    path.write_text("".join(f"line {i:06d}\n" for i in range(logs.READ_BYTES // 6)))
+    lines = logs.LogTail(path).read()
+    assert lines[-1].text == f"line {logs.READ_BYTES // 6 - 1:06d}"
     assert all(len(line.text) == len("line 000000") for line in lines)
 
 
@@ -62,30 +54,30 @@ def test_a_line_without_a_level_has_that_of_the_line_before(tmp_path: Path):
         f"{STAMP} ERROR forge.x: bad\nTraceback (most recent call last):\n  File\n"
         f"{STAMP} forge.x DEBUG detail\n"
     )
-    found = [(line.text, line.level) for line in LogTail(path).read()]
-    assert found[0] == ("18:08:31 forge.x INFO fine", Level.INFO)
+    found = [(line.text, line.level) for line in logs.LogTail(path).read()]
+    assert found[0] == ("18:08:31 forge.x INFO fine", logs.Level.INFO)
     assert [level for _, level in found] == [
-        Level.INFO, Level.INFO, Level.WARNING, Level.WARNING,
-        Level.ERROR, Level.ERROR, Level.ERROR, Level.DEBUG,
+        logs.Level.INFO, logs.Level.INFO, logs.Level.WARNING, logs.Level.WARNING,
+        logs.Level.ERROR, logs.Level.ERROR, logs.Level.ERROR, logs.Level.DEBUG,
     ]  # fmt: skip
 
 
 def test_output_of_a_process_cannot_move_the_cursor(tmp_path: Path):
     path = tmp_path / "trainer.log"
     path.write_bytes(b"10%\r20%\r\x1b[2Jdone \xff[red]x[/red]\n")
-    assert LogTail(path).read()[0].text == "␛[2Jdone \ufffd[red]x[/red]"
+    assert logs.LogTail(path).read()[0].text == "␛[2Jdone \ufffd[red]x[/red]"
 
 
 def test_lines_of_all_processes_are_sorted_by_time(canned_run: RunPaths):
-    book = LogBook(canned_run)
+    book = logs.LogBook(canned_run)
     lines = book.read()
     assert [line.at for line in lines] == sorted(line.at for line in lines)
     assert {"supervisor", "trainer", "serve-0"} <= set(book.processes())
-    wanted = LogFilter(process="trainer", pattern=compile_pattern("STEP 3:"))
+    wanted = logs.LogFilter(process="trainer", pattern=logs.compile_pattern("STEP 3:"))
     trainer = wanted.choose(book.lines)
     assert trainer
     assert all(line.process == "trainer" and "step 3:" in line.text for line in trainer)
-    assert book.lines.maxlen == KEPT_LINES
+    assert book.lines.maxlen == logs.KEPT_LINES
 
 
 def test_lines_of_vllm_are_sorted_too(tmp_path: Path):
@@ -102,11 +94,11 @@ def test_lines_of_vllm_are_sorted_too(tmp_path: Path):
     (folder / "trainer.log").write_text(f"{STAMP.replace('18:08', '18:09')} forge.x INFO fourth\n")
     at = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
     os.utime(folder / "serve-0.log", (at, at))
-    lines = LogBook(RunPaths(tmp_path / "run-1")).read()
+    lines = logs.LogBook(RunPaths(tmp_path / "run-1")).read()
     assert [line.text.split()[-1] for line in lines] == [
         "first", "second", "third", "fourth", "last",
     ]  # fmt: skip
-    assert lines[2].level is Level.WARNING
+    assert lines[2].level is logs.Level.WARNING
 
 
 # ---- the screen

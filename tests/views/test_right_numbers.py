@@ -20,17 +20,11 @@ from forge.runner.outlets.notify import Bests
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.tui.screens.run import draw_ladder, figures
+from forge.views import run_state
 from forge.views.api import open_run as open_api
 from forge.views.curves import Curves, load_activity
 from forge.views.report.charts import evaluation_chart
 from forge.views.report.contents import Contents
-from forge.views.run_state import (
-    load_ladder,
-    load_played_steps,
-    load_run_state,
-    parts_label,
-    pass_by_source,
-)
 from forge.views.runs import load_run, render_runs
 from forge.views.show import load_show, render_show
 from forge.views.sql import QUERIES
@@ -108,7 +102,9 @@ def show_json(paths: RunPaths) -> str:
 
 def progress_of(paths: RunPaths) -> Progress:
     with open_run(paths) as reader:
-        return Progress(run="toy-1", num_stages=2, played=load_played_steps(reader, stage=1))
+        return Progress(
+            run="toy-1", num_stages=2, played=run_state.load_played_steps(reader, stage=1)
+        )
 
 
 def console(paths: RunPaths) -> str:
@@ -121,7 +117,7 @@ def status_file(paths: RunPaths) -> str:
 
 def monitor(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        run, activity = load_run_state(reader, now=9.0), load_activity(reader, now=9.0)
+        run, activity = run_state.load_run_state(reader, now=9.0), load_activity(reader, now=9.0)
     return figures(run, activity).plain
 
 
@@ -199,7 +195,7 @@ def monitor_of_all(paths: RunPaths) -> str:
 
 def ladder(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        rungs = load_ladder(reader, [{"kind": "eval"}, {"kind": "grpo"}], is_running=True)
+        rungs = run_state.load_ladder(reader, [{"kind": "eval"}, {"kind": "grpo"}], is_running=True)
     return draw_ladder(rungs, {}, width=70).plain
 
 
@@ -248,11 +244,11 @@ def test_where_sources_differ_the_single_number_is_never_alone(
 def test_levels_of_one_source_have_no_other_name_and_one_level_is_no_part() -> None:
     levels = {"1": {"pass_at_1": 0.6}, "10": {"pass_at_1": 0.1}}
     row = {"by_source": "{}", "by_level": json.dumps(levels), "pass_at_1": 0.35}
-    assert parts_label(row) == "level 1 60.0 %, level 10 10.0 %"
-    assert pass_by_source(row) == "35.0 %"
-    assert parts_label({"by_source": None, "by_level": {"1": levels["1"]}}) == ""
+    assert run_state.parts_label(row) == "level 1 60.0 %, level 10 10.0 %"
+    assert run_state.pass_by_source(row) == "35.0 %"
+    assert run_state.parts_label({"by_source": None, "by_level": {"1": levels["1"]}}) == ""
     row |= {"by_source": {"\x1b[2J": levels["1"]}, "by_level": {"\x1b[2J 1": levels["1"]}}
-    assert "\x1b" not in parts_label(row) + pass_by_source(row)
+    assert "\x1b" not in run_state.parts_label(row) + run_state.pass_by_source(row)
 
 
 LABELS: dict[Callable[[RunPaths], str], str] = {

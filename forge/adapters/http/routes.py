@@ -24,15 +24,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from forge.adapters import subjects
 from forge.adapters.answering import Answering, answering_on, read_weights, reward_of
 from forge.adapters.pools import JudgeSettings
-from forge.adapters.subjects import (
-    KnownProblems,
-    is_source,
-    known_problems,
-    problem_from_text,
-    problem_names,
-)
 from forge.adapters.verdict import Reward, Verdict
 from forge.config.schema import RewardTable, RowFormat
 from forge.data.problem_files import ProblemFile
@@ -299,7 +293,7 @@ class JudgeApi:
         answering: Answering,
         served: PoolApp,
         *,
-        known: KnownProblems | None,
+        known: subjects.KnownProblems | None,
         is_timed: bool,
         more_paths: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -380,7 +374,7 @@ class JudgeApi:
             raise Refused(INVALID, str(error).splitlines()[0]) from None
 
     async def _list_problems(self, _request: Request) -> Response:
-        return to_json_response({"problems": list(problem_names(self._known))})
+        return to_json_response({"problems": list(subjects.problem_names(self._known))})
 
     async def _show_problem(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -422,7 +416,7 @@ def _fault(verdict: Verdict) -> str:
     return f"{verdict.status}: {verdict.reason}: {' '.join(verdict.detail.split())}"
 
 
-async def read_problem(item: JudgeItem, known: KnownProblems | None) -> ReferenceModule:
+async def read_problem(item: JudgeItem, known: subjects.KnownProblems | None) -> ReferenceModule:
     """The problem of an item. Raises Refused."""
     try:
         if len(item.problem) > LOOP_BYTES:
@@ -433,9 +427,9 @@ async def read_problem(item: JudgeItem, known: KnownProblems | None) -> Referenc
         raise Refused(INVALID, f"problem: {message}") from None
 
 
-def _problem(item: JudgeItem, known: KnownProblems | None) -> ReferenceModule:
-    if is_source(item.problem):
-        return problem_from_text(
+def _problem(item: JudgeItem, known: subjects.KnownProblems | None) -> ReferenceModule:
+    if subjects.is_source(item.problem):
+        return subjects.problem_from_text(
             item.problem, entry_point=item.entry_point, precision=item.precision
         )
     name = item.problem[:MAX_NAME]
@@ -444,7 +438,7 @@ def _problem(item: JudgeItem, known: KnownProblems | None) -> ReferenceModule:
     return known.problem(find_known(name, known), precision=item.precision)
 
 
-def find_known(name: str, known: KnownProblems) -> ProblemFile:
+def find_known(name: str, known: subjects.KnownProblems) -> ProblemFile:
     """A problem of the server by its name. Raises ConfigError, without a path of the server."""
     try:
         return known.file(name)
@@ -474,7 +468,7 @@ def serve(
     if settings.url is not None:
         raise ConfigError("--url: not allowed with --serve, which runs its own judges")
     table, gpus = settings.table(), settings.gpus()
-    known = known_problems(problems, format=format)
+    known = subjects.known_problems(problems, format=format)
     is_timed = bool(gpus) and table.timing
 
     def routes(pool: Pool, served: PoolApp) -> Sequence[BaseRoute]:

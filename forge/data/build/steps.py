@@ -37,15 +37,7 @@ from forge.data.answers import binds, defines, extract, fenced_blocks, jitted, p
 from forge.data.build.near import signature
 from forge.data.build.output import LeftOutRow
 from forge.data.chat import ChatTemplate
-from forge.data.pairs import rows
-from forge.data.pairs.conversations import (
-    BadThinking,
-    id_of,
-    messages_pair,
-    retag,
-    thinking_of,
-    with_thinking,
-)
+from forge.data.pairs import conversations, rows
 from forge.data.prompts.prompt_set import PromptSet
 from forge.data.sources.normal_form import digests_asked
 from forge.errors import ConfigError
@@ -95,10 +87,10 @@ def to_example(
     row = {str(name): _normalise(value, MAX_DEPTH) for name, value in row.items()}
     match build.input.format:
         case "messages":
-            found = _conversation(messages_pair(row, number=number, prompts=prompts))
+            found = _conversation(conversations.messages_pair(row, number=number, prompts=prompts))
         case "trinity":
             code, result = rows.code_of(row, "triton_code"), result_of(row.get("result"))
-            only = TraceTurn(thoughts=thinking_of(row), code=code, result=result)
+            only = TraceTurn(thoughts=conversations.thinking_of(row), code=code, result=result)
             found = _trace(row, number, [only], build.filters.result, prompts)
         case "traces":
             found = _trace(row, number, _attempts(row), build.filters.result, prompts)
@@ -123,7 +115,7 @@ def _trace(
     first = max(best - 1, 0) if prompts.attempts == "last" else 0
     *earlier, last = attempts[first : best + 1]
     problem = Problem(
-        problem_id=f"trinity/{id_of(row, 'sample_key', number)}",
+        problem_id=f"trinity/{conversations.id_of(row, 'sample_key', number)}",
         source=rows.code_of(row, "pytorch_code"), family="trinity", level=1, split=Split.SFT,
     )  # fmt: skip
     name = _answer_name(last.code)
@@ -142,7 +134,9 @@ def _trace(
 
 def _answer(code: str, thoughts: Sequence[str], prompts: PromptSet) -> Message:
     """An answer in the form that prompts ask for: its thinking, then a fenced block."""
-    content = with_thinking(f"```python\n{code.strip()}\n```", thoughts, tag=prompts.thinking)
+    content = conversations.with_thinking(
+        f"```python\n{code.strip()}\n```", thoughts, tag=prompts.thinking
+    )
     return Message(role="assistant", content=content)
 
 
@@ -246,7 +240,7 @@ def _attempts(row: Mapping[str, Any]) -> list[TraceTurn]:
             result = _parsed(turn.get("result"))
             result = result if isinstance(result, Mapping) else None
             words = _text(turn, "feedback_given", "feedback")
-            thoughts = thinking_of(turn)
+            thoughts = conversations.thinking_of(turn)
             found.append(TraceTurn(thoughts=thoughts, code=code, result=result, feedback=words))
     if not (code := _text(row, "final_triton_code")):
         return found
@@ -390,7 +384,7 @@ class RowSteps:
             texts += [one.content for one in example.messages]
             if not all(map(rows.is_unicode, texts)):
                 raise rows.Unfit("text that is no Unicode")
-            messages = retag(
+            messages = conversations.retag(
                 example.messages, tag=self.prompts.thinking, mode=self.build.thinking.mode
             )
             example = replace(example, messages=messages)
@@ -406,7 +400,7 @@ class RowSteps:
         except rows.BadRow as error:
             return LeftOutRow(origin=origin, step=Step.READ, reason="broken row", detail=str(error))
         except rows.Unfit as error:
-            step = Step.THINKING if isinstance(error, BadThinking) else step
+            step = Step.THINKING if isinstance(error, conversations.BadThinking) else step
             return LeftOutRow(origin=origin, step=step, reason=str(error), detail=error.detail)
         asked = digests_asked(example.messages) if self.build.heldout.paths else ()
         return Prepared(

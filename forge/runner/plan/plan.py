@@ -19,16 +19,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forge.config.schema import (
-    SHARED,
-    Experiment,
-    GrpoStage,
-    ModelTable,
-    ServeTable,
-    SftStage,
-    TrainStage,
-    with_half_a_card,
-)
+from forge.config import schema
 from forge.data.problems import in_split
 from forge.errors import MachineError
 from forge.process.devices import Gpu
@@ -84,7 +75,7 @@ class Plan:
         return {**plain, "engine": self.placement.engine, "wall_s": self.wall_s}
 
 
-def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
+def plan(experiment: schema.Experiment, *, machine: Machine | None = None) -> Plan:
     """Plans a run on a machine; the default is this machine. Raises ConfigError if problems cannot
     be loaded, a stage has none, or the trainer cannot do a stage; MachineError if GPUs, disk, an
     engine or a package are missing."""
@@ -102,7 +93,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     requirements.require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:
         requirements.require_packages(experiment)
-    shares = experiment.problems.num_heldout == SHARED
+    shares = experiment.problems.num_heldout == schema.SHARED
     num_heldout = experiment.problems.num_reserved
     if loaded is not None:
         num_heldout = len(in_split(loaded, Split.HELDOUT))
@@ -163,7 +154,7 @@ def render(plan: Plan) -> RenderableType:
     )
 
 
-def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, ...]]:
+def _engine(experiment: schema.Experiment, machine: Machine) -> tuple[str, tuple[str, ...]]:
     serve, devices = experiment.serve, experiment.devices
     if not serves_here(experiment):
         return "llama" if serve.engine == "auto" else serve.engine, ()
@@ -173,7 +164,7 @@ def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, .
     return name, (f"serve.engine = auto: {name} ({why})",) if serve.engine == "auto" else ()
 
 
-def _shared(experiment: Experiment, placement: Placement) -> Iterator[str]:
+def _shared(experiment: schema.Experiment, placement: Placement) -> Iterator[str]:
     for gpu in placement.gpus:
         held = placement.bytes_by_gpu.get(gpu.uuid, {})
         roles = placement.roles_of(gpu.uuid)
@@ -184,7 +175,7 @@ def _shared(experiment: Experiment, placement: Placement) -> Iterator[str]:
 
 
 def _notes(
-    experiment: Experiment, placement: Placement, *, machine: Machine, memory: float | None,
+    experiment: schema.Experiment, placement: Placement, *, machine: Machine, memory: float | None,
     disk: int | None,
 ) -> Iterator[str]:  # fmt: skip
     devices, serve, title = experiment.devices, experiment.serve, machine.title
@@ -200,8 +191,8 @@ def _notes(
     if disk is not None and disk > room:
         yield f"needs about {gigabytes(disk)} of disk; {gigabytes(room)} are available"
     for index, stage in enumerate(experiment.stage):
-        busy = stage.threads if isinstance(stage, TrainStage) else 0
-        busy += serve.replicas * serve.threads * isinstance(stage, GrpoStage)
+        busy = stage.threads if isinstance(stage, schema.TrainStage) else 0
+        busy += serve.replicas * serve.threads * isinstance(stage, schema.GrpoStage)
         if busy > machine.cores and not devices.train:
             name = stage.label(index)
             yield f"{name}: trainer and engine have {busy} threads for {machine.cores} cores"
@@ -266,16 +257,16 @@ def spans(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
-def stages_of(experiment: Experiment) -> dict[str, str]:
-    played = [stage.kind for stage in experiment.stage if not isinstance(stage, SftStage)]
+def stages_of(experiment: schema.Experiment) -> dict[str, str]:
+    played = [stage.kind for stage in experiment.stage if not isinstance(stage, schema.SftStage)]
     judged = ["prepare", *played] if makes_pairs(experiment) else played
-    trained = [stage.kind for stage in experiment.stage if isinstance(stage, TrainStage)]
+    trained = [stage.kind for stage in experiment.stage if isinstance(stage, schema.TrainStage)]
     kinds = {"serve": played, "judge": judged, "train": trained}
     return {role: ", ".join(dict.fromkeys(found)) for role, found in kinds.items()}
 
 
 def processes_here(
-    experiment: Experiment, *, placement: Placement, params: int | None
+    experiment: schema.Experiment, *, placement: Placement, params: int | None
 ) -> Iterator[ProcessPlan]:
     serve, judge, stages = experiment.serve, experiment.judge, stages_of(experiment)
 
@@ -307,7 +298,7 @@ def processes_here(
         yield process("trainer", "train", placement.train, size)
 
 
-def replica_bytes(serve: ServeTable, model: ModelTable, *, params: int) -> int:
+def replica_bytes(serve: schema.ServeTable, model: schema.ModelTable, *, params: int) -> int:
     width, shape = 4 if serve.precision == "exact" else 2, model_shape(model)
     kv = serve.slots * shape.kv_of(serve.context_tokens) * width if shape else 0
     return REPLICA_BYTES + params * width + kv
@@ -338,7 +329,7 @@ class _Demand:
 
 
 def processes_elsewhere(
-    experiment: Experiment, machine: Machine, placement: Placement
+    experiment: schema.Experiment, machine: Machine, placement: Placement
 ) -> tuple[list[ProcessPlan], list[str]]:
     """A row for each role on nodes of a Ray cluster, and notes. Raises MachineError if ranks,
     engines or all judges find no room on assumed nodes, or do not fit the memory of a card."""
@@ -357,7 +348,7 @@ def processes_elsewhere(
     ], notes  # fmt: skip
 
 
-def _room(experiment: Experiment, machine: Machine, demands: Sequence[_Demand]) -> list[str]:
+def _room(experiment: schema.Experiment, machine: Machine, demands: Sequence[_Demand]) -> list[str]:
     """A note if some assumed nodes are idle, or some judges have no room."""
     if experiment.cluster.address is None:
         return [f"without [cluster] only the first of {1 + machine.num_nodes} machines is used"]
@@ -392,7 +383,7 @@ def _num_nodes(demands: Sequence[_Demand], *, cards: int) -> int:
 
 
 def _card_bytes(
-    experiment: Experiment, machine: Machine, head: Placement, demands: Sequence[_Demand]
+    experiment: schema.Experiment, machine: Machine, head: Placement, demands: Sequence[_Demand]
 ) -> dict[str, int]:
     """Memory on a card of a node by role; of a rank as on the head. Raises MachineError."""
     on = {each.role for each in demands if each.gpus_each}
@@ -400,7 +391,7 @@ def _card_bytes(
     judge = machine.gpus[:1] if "judge" in on else ()
     layouts = [Placement(serve=serve), Placement(judge=judge)]
     if experiment.cluster.share_gpus:
-        half = with_half_a_card(experiment.serve)
+        half = schema.with_half_a_card(experiment.serve)
         experiment = experiment.model_copy(update={"serve": half})
         layouts = [Placement(serve=serve, judge=judge)]
     rows = [head.bytes_by_gpu.get(gpu.uuid, {}).get("train", 0) for gpu in head.train]
@@ -415,7 +406,7 @@ def _card_bytes(
     return sizes
 
 
-def _demands(experiment: Experiment, placement: Placement) -> Iterator[_Demand]:
+def _demands(experiment: schema.Experiment, placement: Placement) -> Iterator[_Demand]:
     table, serve = experiment.cluster, experiment.serve
     if table.train_nodes and needs_training(experiment):
         yield _Demand(

@@ -31,17 +31,7 @@ from forge.process.busy import BusyClock
 from forge.process.gpu_locks import card_turns
 from forge.process.shared_weights import is_shared, shared_shapes
 from forge.records import Finish
-from forge.serve import port
-from forge.serve.checkpoint_files import (
-    ADAPTER_CONFIG,
-    check_names,
-    holds_adapter,
-    list_tensors,
-    one_line,
-    read_json,
-    read_lora_config,
-    weight_files,
-)
+from forge.serve import checkpoint_files, port
 from forge.serve.engine.rows import sample_seed
 from forge.serve.engine.worker import FAULT_EXIT
 from forge.serve.port import Chunk, EngineSample, EngineStatus, Request, check_score
@@ -200,7 +190,7 @@ def read_settings(config: Mapping[str, Any]) -> VllmSettings:
     model's, and for several ranks on shared GPUs: a rank that waits for its turn would block the
     other, which waits for it in turn."""
     model_dir = Path(config["model_dir"])
-    found = read_json(model_dir / "config.json")
+    found = checkpoint_files.read_json(model_dir / "config.json")
     text = found.get("text_config") or found
     max_positions = text.get("max_position_embeddings")
     context_tokens = config["context_tokens"]
@@ -428,7 +418,9 @@ class VllmEngine:
                 )
             yield
         except ValueError as error:
-            raise ConfigError(f"vllm refused the request: {one_line(error)}") from error
+            raise ConfigError(
+                f"vllm refused the request: {checkpoint_files.one_line(error)}"
+            ) from error
         except anyio.get_cancelled_exc_class():
             if flight.queue is not None:
                 with anyio.CancelScope(shield=True):
@@ -482,7 +474,7 @@ class VllmEngine:
         check_weights(path, served=self._shapes, max_lora_rank=rank)
         async with self._loading:
             with self._dying():
-                if holds_adapter(path):
+                if checkpoint_files.holds_adapter(path):
                     await self._load_adapter(path, version)
                 else:
                     await self._load_full(path, version)
@@ -500,7 +492,7 @@ class VllmEngine:
             raise
         except Exception as error:  # any error of a worker arrives as a bare Exception
             raise ConfigError(
-                f"{path}: vllm cannot serve the adapter: {one_line(error)}"
+                f"{path}: vllm cannot serve the adapter: {checkpoint_files.one_line(error)}"
             ) from error
         self._lora, self._version = lora, version
 
@@ -523,7 +515,9 @@ class VllmEngine:
         except self._vllm.dead_error:
             raise
         except Exception as error:  # as above
-            raise MachineError(f"{path}: vllm failed to load it: {one_line(error)}") from error
+            raise MachineError(
+                f"{path}: vllm failed to load it: {checkpoint_files.one_line(error)}"
+            ) from error
         self._lora, self._version = None, version
         await self._llm.resume_generation()
         self._resumed.set()
@@ -586,28 +580,30 @@ def checkpoint_shapes(path: Path) -> Shapes:
     if is_shared(path):
         return shared_shapes(path)
     shapes: Shapes = {}
-    for file in weight_files(path):
-        shapes.update({name: tensor.shape for name, tensor in list_tensors(file).items()})
-    if read_json(path / "config.json").get("tie_word_embeddings"):
+    for file in checkpoint_files.weight_files(path):
+        shapes.update(
+            {name: tensor.shape for name, tensor in checkpoint_files.list_tensors(file).items()}
+        )
+    if checkpoint_files.read_json(path / "config.json").get("tie_word_embeddings"):
         shapes.pop("lm_head.weight", None)
     return shapes
 
 
 def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora_rank: int) -> None:
-    if holds_adapter(path):
+    if checkpoint_files.holds_adapter(path):
         return _check_adapter(path, max_lora_rank=max_lora_rank)
     found = checkpoint_shapes(path)
-    check_names(path, found=found.keys(), needed=served.keys())
+    checkpoint_files.check_names(path, found=found.keys(), needed=served.keys())
     for name, shape in found.items():
         if shape != served[name]:
             raise ConfigError(f"{path}: {name} is {list(shape)}, {list(served[name])} is served")
 
 
 def _check_adapter(path: Path, *, max_lora_rank: int) -> None:
-    where = path / ADAPTER_CONFIG
+    where = path / checkpoint_files.ADAPTER_CONFIG
     if not max_lora_rank:
         raise ConfigError(f"{path}: the engine was started without room for adapters")
-    config = read_lora_config(path)
+    config = checkpoint_files.read_lora_config(path)
     if type(rank := config.get("r")) is not int:
         raise ConfigError(f"{where}: r is {rank!r}; allowed is an integer")
     if rank > max_lora_rank:
@@ -615,5 +611,5 @@ def _check_adapter(path: Path, *, max_lora_rank: int) -> None:
     for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"):
         if config.get(key):
             raise ConfigError(f"{where}: {key} is {config[key]!r}; the vllm engine needs it off")
-    if not list_tensors(path / "adapter_model.safetensors"):
+    if not checkpoint_files.list_tensors(path / "adapter_model.safetensors"):
         raise ConfigError(f"{path}: the adapter holds no tensors")

@@ -8,16 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from forge.adapters.openenv.server import (
-    Episode,
-    KernelAction,
-    Refusal,
-    ServedProblems,
-    Sessions,
-    answer_in,
-    given_problem,
-    serve_problems,
-)
+from forge.adapters.openenv import server
 from forge.adapters.subjects import known_problems
 from forge.config.schema import RewardTable
 from forge.errors import ConfigError
@@ -33,13 +24,13 @@ from tests.adapters.openenv.scripted import (
 from tests.evalpool.judged import CODE, PROBLEM, SOURCE
 
 
-def episode_of(*verdicts, pause_s: float = 0.0, episode_id: str = "e") -> Episode:
+def episode_of(*verdicts, pause_s: float = 0.0, episode_id: str = "e") -> server.Episode:
     rules = scripted_rules(*verdicts, pause_s=pause_s)
-    return Episode(rules=rules, episode_id=episode_id, name="L1_1_Add", problem=PROBLEM)
+    return server.Episode(rules=rules, episode_id=episode_id, name="L1_1_Add", problem=PROBLEM)
 
 
-def act(text: str) -> KernelAction:
-    return KernelAction(code=text)
+def act(text: str) -> server.KernelAction:
+    return server.KernelAction(code=text)
 
 
 async def test_an_episode_ends_with_a_correct_answer():
@@ -55,7 +46,7 @@ async def test_an_episode_ends_with_a_correct_answer():
     assert (right.turn, right.done, right.reward, right.correctness_pass) == (2, True, 0.8, True)
     assert right.metadata["reward_terms"] == {"compiled": 0.3, "correct": 0.5}
     assert episode.state().solved
-    with pytest.raises(Refusal, match="ended after 2 answers"):
+    with pytest.raises(server.Refusal, match="ended after 2 answers"):
         await episode.step(act(CODE))
 
 
@@ -82,14 +73,16 @@ async def test_two_answers_at_once_are_not_one_turn():
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(episode.step, act(CODE))
         await anyio.sleep(0.01)
-        with pytest.raises(Refusal, match="being judged"):
+        with pytest.raises(server.Refusal, match="being judged"):
             await episode.step(act(CODE))
     assert episode.turn == 1
 
 
 async def test_an_answer_without_code_is_a_turn_and_no_work_for_the_judge():
     judge = ScriptedJudge()
-    episode = Episode(rules=rules_of(judge), episode_id="e", name="L1_1_Add", problem=PROBLEM)
+    episode = server.Episode(
+        rules=rules_of(judge), episode_id="e", name="L1_1_Add", problem=PROBLEM
+    )
     seen = await episode.step(act("```python\nx = 1\n```"))
     assert (seen.turn, seen.reward, seen.metadata["reason"]) == (1, 0.0, Reason.NO_ENTRY_POINT)
     assert judge.asked == []
@@ -109,7 +102,7 @@ RENAMED = CODE.replace("ModelNew", "Model")
     ],
 )
 def test_code_is_found_in_sources_and_replies(text):
-    found = answer_in(text, entry_point="Model")
+    found = server.answer_in(text, entry_point="Model")
     assert found.strip() == CODE.strip() or found.endswith("ModelNew = Model\n")
 
 
@@ -123,7 +116,7 @@ def test_code_is_found_in_sources_and_replies(text):
     ],
 )
 def test_an_answer_without_code_or_with_the_name_keeps_its_bytes(text):
-    assert answer_in(text, entry_point="Model") == text
+    assert server.answer_in(text, entry_point="Model") == text
 
 
 @pytest.mark.parametrize(
@@ -142,12 +135,12 @@ def test_a_problem_is_found_by_all_of_its_names(asked, name):
         known: replace(PROBLEM, problem_id=problem_id)
         for known, problem_id in zip(PROBLEMS, ids, strict=True)
     }
-    assert ServedProblems(by_name=by_name).find(asked)[0] == name
+    assert server.ServedProblems(by_name=by_name).find(asked)[0] == name
 
 
 def test_directories_files_and_rows_are_served(tmp_path):
     def names(path: Path) -> list[str]:
-        return list(serve_problems(known_problems(path)).names)
+        return list(server.serve_problems(known_problems(path)).names)
 
     (tmp_path / "level1").mkdir()
     (tmp_path / "level1" / "19_ReLU.py").write_text(SOURCE)
@@ -158,25 +151,25 @@ def test_directories_files_and_rows_are_served(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"code": SOURCE, "level": 2, "name": "5_Add", "problem_id": 5}))
     assert names(rows) == ["L2_5_Add"]
-    assert not serve_problems(None).names
+    assert not server.serve_problems(None).names
     (tmp_path / "bad.py").write_text("x = 1")
     with pytest.raises(ConfigError, match=r"bad\.py: no Model"):
         names(tmp_path)
 
 
 async def test_a_given_source_must_be_a_problem():
-    assert (await given_problem(SOURCE)).source == SOURCE
-    assert (await given_problem(f"{SOURCE}\n# {'x' * 100_000}")).entry_point == "Model"
-    with pytest.raises(Refusal, match=r"reference_code: "):
-        await given_problem("x = 1")
+    assert (await server.given_problem(SOURCE)).source == SOURCE
+    assert (await server.given_problem(f"{SOURCE}\n# {'x' * 100_000}")).entry_point == "Model"
+    with pytest.raises(server.Refusal, match=r"reference_code: "):
+        await server.given_problem("x = 1")
 
 
 async def test_episodes_are_bounded_and_expire():
-    sessions = Sessions(limit=2, idle_s=10.0)
+    sessions = server.Sessions(limit=2, idle_s=10.0)
     first, second = episode_of(RIGHT, episode_id="a"), episode_of(episode_id="b")
     sessions.open(first, now=0.0)
     sessions.open(second, now=5.0)
-    with pytest.raises(Refusal, match="2 episodes are open"):
+    with pytest.raises(server.Refusal, match="2 episodes are open"):
         sessions.connect(now=6.0)
     assert sessions.find(None, now=6.0) is None  # which one?
     await first.step(act(CODE))
@@ -190,7 +183,7 @@ async def test_episodes_are_bounded_and_expire():
 
 
 async def test_an_episode_does_not_expire_while_it_is_judged():
-    sessions, episode = Sessions(limit=2, idle_s=10.0), episode_of(pause_s=0.05)
+    sessions, episode = server.Sessions(limit=2, idle_s=10.0), episode_of(pause_s=0.05)
     sessions.open(episode, now=0.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(episode.step, act(CODE))

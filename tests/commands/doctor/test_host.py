@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from forge.commands.doctor import probe
 from forge.commands.doctor.examine import (
     HostFacts,
     Mount,
@@ -21,21 +22,11 @@ from forge.commands.doctor.examine import (
     read_devices,
     sandbox_flags,
 )
-from forge.commands.doctor.probe import (
-    Finding,
-    Outcome,
-    Severity,
-    can_run,
-    error,
-    summarize,
-    to_json,
-    warning,
-)
 from forge.process.devices import Gpu, Vendor
 from forge.process.environment import python_path
 
 ROOT = Path(__file__).parents[3]
-OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
+OK, WARNING, ERROR = probe.Severity.OK, probe.Severity.WARNING, probe.Severity.ERROR
 CARD = Gpu(
     vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1,
     capability=(9, 0),
@@ -61,7 +52,7 @@ NVIDIA: dict[str, Any] = {"on_bus": frozenset({Vendor.NVIDIA})}
 AMD: dict[str, Any] = {"on_bus": frozenset({Vendor.AMD})}
 
 
-def check(facts: HostFacts) -> dict[str, Finding]:
+def check(facts: HostFacts) -> dict[str, probe.Finding]:
     return {finding.name: finding for finding in check_host(facts)}
 
 
@@ -201,7 +192,7 @@ def test_a_sandbox_weaker_than_needed_has_the_flags_or_the_sysctl_that_it_lacks(
 ):
     answer = {"level": level, "refused": refused, "serves_gpus": not refused}
     sysctls = {"kernel.apparmor_restrict_unprivileged_userns": "1"}
-    found = check_sandbox(Outcome(answers=(answer,)), facts, sysctls=sysctls)
+    found = check_sandbox(probe.Outcome(answers=(answer,)), facts, sysctls=sysctls)
     assert found.severity is severity
     assert (level or "none") in found.found
     assert all(each in found.found for each in refused)
@@ -223,13 +214,13 @@ def test_a_container_is_read_from_proc(tmp_path, monkeypatch):
 
 
 def test_warnings_do_not_stop_a_run_and_errors_do():
-    fine, warned = Finding(name="a", found="b"), warning("c", "d", fix="e")
-    assert can_run([fine, warned])
-    assert summarize([fine, warned]) == "0 errors, 1 warning: a run can start on this machine"
-    broken = [fine, warned, error("f", "g", fix="h")]
-    assert not can_run(broken)
-    assert summarize(broken) == "1 error, 1 warning: a run could not start on this machine"
-    assert to_json(broken) == {
+    fine, warned = probe.Finding(name="a", found="b"), probe.warning("c", "d", fix="e")
+    assert probe.can_run([fine, warned])
+    assert probe.summarize([fine, warned]) == "0 errors, 1 warning: a run can start on this machine"
+    broken = [fine, warned, probe.error("f", "g", fix="h")]
+    assert not probe.can_run(broken)
+    assert probe.summarize(broken) == "1 error, 1 warning: a run could not start on this machine"
+    assert probe.to_json(broken) == {
         "schema": 1,
         "ok": False,
         "findings": [

@@ -18,14 +18,8 @@ from forge.records import Finish, Group, Status
 from forge.rollout.ports import Ports
 from forge.rollout.sampling import make_sampler
 from forge.runner.stages import desk as desk_module
+from forge.runner.stages import grpo
 from forge.runner.stages.desk import TrainerDesk, TrainerState
-from forge.runner.stages.grpo import (
-    _batch_plan,
-    _step_of,
-    _training_ports,
-    alternate_with_training,
-    recall_groups,
-)
 from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import TurnGate, WeightSync
 from forge.serve.port import PREFIX_CACHE
@@ -63,7 +57,7 @@ def test_groups_in_flight_are_configured_or_as_many_as_can_be_handled(
 ) -> None:
     found = experiment(rollout=rollout)
     stage: Any = found.stage[0]
-    plan = _batch_plan(run_of(found), stage, 0, first_step=1)
+    plan = grpo._batch_plan(run_of(found), stage, 0, first_step=1)
     assert plan.in_flight == in_flight
     assert plan.judge_capacity == 3
 
@@ -71,7 +65,7 @@ def test_groups_in_flight_are_configured_or_as_many_as_can_be_handled(
 @pytest.mark.parametrize("is_apart", [True, False])
 def test_rollouts_of_a_group_ask_separately_if_the_engine_caches_prefixes(is_apart: bool) -> None:
     features = frozenset({PREFIX_CACHE} if is_apart else ())
-    use = _training_ports(run_of(experiment(), features=features))
+    use = grpo._training_ports(run_of(experiment(), features=features))
     assert use.is_apart is is_apart
     assert use.load() == "load"
 
@@ -84,7 +78,7 @@ def test_versions_of_earlier_attempts_and_stages_have_a_step(tmp_path: Path) -> 
     path.mkdir()
     run.weights._sink = SimpleNamespace(put=_nothing, flush=_nothing)
     anyio.run(lambda: run.weights.publish(path, stage=0, step=7, probe=None, keep=True))
-    assert [_step_of(run, desk, version) for version in (1, 3, 5)] == [0, 2, 7]
+    assert [grpo._step_of(run, desk, version) for version in (1, 3, 5)] == [0, 2, 7]
 
 
 async def _nothing(*args: object) -> None: ...
@@ -110,7 +104,7 @@ def test_a_resumed_stage_uses_the_finished_groups_that_no_batch_has(tmp_path: Pa
     run = run_of(experiment())
     run.paths = RunPaths(root)
     plan = batch_plan(stage=1, first_step=6, max_staleness=1, train_truncated=False)
-    past = recall_groups(run, shelf, again, problems, plan, steps.__getitem__)
+    past = grpo.recall_groups(run, shelf, again, problems, plan, steps.__getitem__)
     assert [g.group_id for g in past.waiting] == [2]
     assert [g.group_id for g in past.ended] == [3]
     assert [p.problem_id for p in past.problems] == [names[3]]
@@ -158,7 +152,7 @@ async def sleeping(
     gate = gate or TurnGate(timeout_s=5)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(alternate_with_training, engines, desk, gate)
+            tasks.start_soon(grpo.alternate_with_training, engines, desk, gate)
             await anyio.wait_all_tasks_blocked()
             yield
             tasks.cancel_scope.cancel()
