@@ -15,10 +15,11 @@ from forge import cli
 from forge.cli import printing
 from forge.cli.explaining import explain
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
-from forge.process.devices import Gpu, GpuUser, Occupancy, Vendor
+from forge.process.devices import GpuUser, Occupancy
 from forge.process.gpu_locks import claim
 from forge.runner.plan import machine as claiming
 from forge.runner.plan import machine as machine_module
+from tests.gpus import make_gpu
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -252,10 +253,7 @@ def test_commands_recipes_and_runs_are_offered(words, offered, tmp_path):
 
 
 ON_GPUS = ("--set=devices.gpus=auto", "--set=devices.train=auto", "--set=devices.judge=1")
-CARD = Gpu(
-    vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1 << 37,
-    free_bytes=1 << 37,
-)  # fmt: skip
+CARD = make_gpu()
 
 
 def test_a_plan_for_an_assumed_machine_shows_its_gpus_and_reasons(capsys):

@@ -14,10 +14,10 @@ from forge.commands.serve import ServeRequest
 from forge.config.load import load_experiment
 from forge.data.problem_files import Overrides
 from forge.errors import ConfigError, MachineError
-from forge.process.devices import Gpu, Vendor
 from forge.runner.plan.machine import Machine
 from forge.runner.prepare.prompt_facts import to_event
 from forge.serve.weights import Weights
+from tests.gpus import make_gpu
 from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, write_run
 
@@ -39,13 +39,7 @@ kind = "eval"
 
 
 def make_machine(num_gpus: int) -> Machine:
-    gpus = tuple(
-        Gpu(
-            vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200",
-            memory_bytes=140 << 30, free_bytes=139 << 30,
-        )
-        for index in range(num_gpus)
-    )  # fmt: skip
+    gpus = tuple(make_gpu(index) for index in range(num_gpus))
     return Machine(
         cores=16, memory_bytes=1 << 40, free_disk_bytes=1 << 40, gpus=gpus,
         engines=frozenset({"vllm", "llama", "hf"}),

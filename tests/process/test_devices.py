@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -33,6 +32,7 @@ from forge.process.devices import (
 )
 from forge.process.environment import child_env
 from forge.process.gpu_locks import GpuLease, claim, claimed, holders
+from tests.gpus import make_gpu
 
 AMD = {
     "AMD_LOG_LEVEL": "0",
@@ -46,11 +46,6 @@ AMD = {
 }
 """Variables of every child on an AMD GPU, besides those that list its GPUs."""
 OF_DEVICES = ("CUDA", "GGML_VK", "HIP", "HSA", "ROC", "AMD", "GPU_", "PYTORCH_ROCM")
-
-
-def make_card(index: int = 0, **changes: Any) -> Gpu:
-    facts = {"vendor": Vendor.NVIDIA, "index": index, "uuid": f"GPU-{index}a", "name": "H200"}
-    return Gpu(**{**facts, "memory_bytes": 80 << 30, "free_bytes": 80 << 30, **changes})
 
 
 def test_bytes_of_no_visible_process_belong_to_an_unknown_one(monkeypatch):
@@ -79,13 +74,13 @@ def test_bytes_of_no_visible_process_belong_to_an_unknown_one(monkeypatch):
     ],
 )
 def test_gpus_hidden_by_the_users_variable_are_explained(value, words):
-    cards = [make_card(0), make_card(1)]
+    cards = [make_gpu(0), make_gpu(1)]
     assert why_hidden(cards, value, variable="CUDA_VISIBLE_DEVICES") == words
 
 
 def test_a_gpu_in_mig_mode_is_left_out_and_explained(monkeypatch):
-    cut = make_card(1, is_cut=True)
-    monkeypatch.setattr(devices, "_nvidia_gpus", lambda: [make_card(0), cut])
+    cut = make_gpu(1, is_cut=True)
+    monkeypatch.setattr(devices, "_nvidia_gpus", lambda: [make_gpu(0), cut])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     devices.inventory.cache_clear()
     devices.hidden_gpus.cache_clear()
@@ -225,22 +220,15 @@ with claim([card], run="first-1", folder=Path(sys.argv[1])):
 """
 
 
-def card_at(index: int) -> Gpu:
-    return Gpu(
-        vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200", memory_bytes=1,
-        free_bytes=1,
-    )  # fmt: skip
-
-
 def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
-    with claim([card_at(0), card_at(1)], run="first", folder=tmp_path) as held:
+    with claim([make_gpu(0), make_gpu(1)], run="first", folder=tmp_path) as held:
         held.rename("first-7")
         with (
             pytest.raises(MachineError) as caught,
-            claim([card_at(2), card_at(1)], run="second", folder=tmp_path),
+            claim([make_gpu(2), make_gpu(1)], run="second", folder=tmp_path),
         ):
             pass
-        with claim([card_at(2)], run="third", folder=tmp_path):
+        with claim([make_gpu(2)], run="third", folder=tmp_path):
             pass  # the refused run holds nothing
     assert str(caught.value) == (
         f"GPU 1 (H200, GPU-1) is used by run first-7, pid {os.getpid()}; "
@@ -249,7 +237,7 @@ def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> N
 
 
 def test_holders_are_named_while_they_hold_and_no_lock_is_taken(tmp_path: Path) -> None:
-    cards = [card_at(0), card_at(1)]
+    cards = [make_gpu(0), make_gpu(1)]
     with claim(cards[:1], run="first", folder=tmp_path) as held:
         held.rename("first-7")
         expected = {"GPU-0": f"run first-7, pid {os.getpid()}"}
@@ -272,10 +260,10 @@ def test_a_waiting_run_names_the_holder_once_and_gets_the_freed_gpu(tmp_path: Pa
     got: list[float] = []
 
     def wait() -> None:
-        with claim([card_at(0)], run="second", wait_s=20, say=say, folder=tmp_path):
+        with claim([make_gpu(0)], run="second", wait_s=20, say=say, folder=tmp_path):
             got.append(time.monotonic())
 
-    with claim([card_at(0)], run="first", folder=tmp_path):
+    with claim([make_gpu(0)], run="first", folder=tmp_path):
         thread = threading.Thread(target=wait)
         thread.start()
         assert heard.wait(10)
@@ -288,9 +276,9 @@ def test_a_waiting_run_names_the_holder_once_and_gets_the_freed_gpu(tmp_path: Pa
 
 def test_a_wait_ends_at_its_limit(tmp_path: Path) -> None:
     with (
-        claim([card_at(0)], run="first", folder=tmp_path),
+        claim([make_gpu(0)], run="first", folder=tmp_path),
         pytest.raises(MachineError, match=r"pid \d+ after 0 s$"),
-        claim([card_at(0)], run="second", wait_s=0.01, folder=tmp_path),
+        claim([make_gpu(0)], run="second", wait_s=0.01, folder=tmp_path),
     ):
         pass
 
@@ -303,12 +291,12 @@ def test_a_killed_run_frees_its_gpus(tmp_path: Path) -> None:
         assert holder.stdout.readline() == b"held\n"
         with (
             pytest.raises(MachineError, match=f"run first-1, pid {holder.pid}"),
-            claim([card_at(0)], run="second", folder=tmp_path),
+            claim([make_gpu(0)], run="second", folder=tmp_path),
         ):
             pass
         holder.send_signal(signal.SIGKILL)
         holder.wait(10)
-        with claim([card_at(0)], run="second", folder=tmp_path):
+        with claim([make_gpu(0)], run="second", folder=tmp_path):
             pass
     finally:
         holder.kill()
@@ -317,7 +305,7 @@ def test_a_killed_run_frees_its_gpus(tmp_path: Path) -> None:
 
 
 def test_children_that_share_a_card_claim_it_together_and_against_others(tmp_path: Path) -> None:
-    card = card_at(0)
+    card = make_gpu(0)
     with (
         claim([card], run="one", folder=tmp_path, is_shared=True),
         claim([card], run="one", folder=tmp_path, is_shared=True),

@@ -17,25 +17,14 @@ from forge.errors import ConfigError
 from forge.process import devices
 from forge.process.busy import BusyClock
 from forge.process.child import read_ending, read_last_lines
-from forge.process.devices import Gpu, Vendor, visibility
+from forge.process.devices import visibility
 from forge.process.environment import Rendezvous, child_env, rank_envs
 from forge.process.machine import is_disk_full
 from forge.process.sockets import check_socket_path, open_private_dir, open_socket_dir
+from tests.gpus import make_gpu
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 HOST = "127.0.0.1"
-
-
-def make_gpu(index: int, *, vendor: Vendor = Vendor.NVIDIA) -> Gpu:
-    return Gpu(
-        vendor=vendor,
-        index=index,
-        uuid=f"GPU-{index}{index}",
-        name="card",
-        memory_bytes=1 << 37,
-        free_bytes=1 << 37,
-        arch="gfx942" if vendor is Vendor.AMD else "",
-    )
 
 
 def test_a_cpu_child_sees_no_gpu_and_no_secret(monkeypatch):
@@ -59,7 +48,7 @@ def test_a_child_imports_nothing_from_the_working_directory(tmp_path):
 
 
 def test_an_nvidia_child_is_pinned_by_uuid_in_pci_order():
-    cards = [make_gpu(0), make_gpu(1)]
+    cards = [make_gpu(0), make_gpu(1, uuid="GPU-11")]
     assert visibility(["GPU-11"], gpus=cards) == {
         "CUDA_VISIBLE_DEVICES": "GPU-11",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -75,7 +64,7 @@ def test_an_nvidia_child_is_pinned_by_uuid_in_pci_order():
     ],
 )  # fmt: skip
 def test_gpus_hidden_by_the_user_are_hidden_from_forge_by_cudas_rules(variable, expected):
-    cards = [make_gpu(index) for index in range(3)]
+    cards = [make_gpu(index, uuid=f"GPU-{index}{index}") for index in range(3)]
     assert [gpu.index for gpu in devices._visible(cards, variable)] == expected
 
 

@@ -24,7 +24,6 @@ from forge.errors import ChildDied, ConfigError, MachineError
 from forge.exits import ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.process.control import ControlClient
-from forge.process.devices import Gpu, Vendor
 from forge.process.environment import child_env
 from forge.records import Event
 from forge.runner import run as run_module
@@ -39,6 +38,7 @@ from forge.runner.stages.run_context import RunContext
 from forge.runner.work import Work
 from forge.store.layout import RunPaths, create_run, open_run_lock, read_status, write_status
 from forge.store.write.writer import open_writer
+from tests.gpus import make_gpu
 from tests.runner.supervised import Supervised
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.toml"
@@ -48,13 +48,6 @@ COMMIT = "5" * 40
 @pytest.fixture
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     return Supervised(tmp_path, monkeypatch)
-
-
-def card_of(index: int) -> Gpu:
-    return Gpu(
-        vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200", memory_bytes=1,
-        free_bytes=1,
-    )  # fmt: skip
 
 
 def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> Work:
@@ -70,7 +63,7 @@ def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> 
 async def test_each_role_gets_the_gpus_of_its_placement(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cards = [card_of(index) for index in range(3)]
+    cards = [make_gpu(index) for index in range(3)]
     seen: dict[str, Any] = {}
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from forge.config.schema import ServeTable
 from forge.errors import MachineError
-from forge.process.devices import Gpu, Vendor
+from forge.process.devices import Vendor
 from forge.serve.engines import (
     ENGINES,
     TESTED_VLLM,
@@ -21,6 +21,7 @@ from forge.serve.engines import (
     is_tested_vllm,
     read_interpreter,
 )
+from tests.gpus import make_gpu
 
 ROOT = Path(__file__).parents[2]
 ALL = frozenset(ENGINES)
@@ -82,8 +83,7 @@ def test_a_llama_built_for_the_cpu_is_refused_on_gpus() -> None:
 def test_a_llama_built_for_another_vendors_gpus_is_refused(
     monkeypatch: pytest.MonkeyPatch, vendor: Vendor, backend: str, fits: bool
 ) -> None:
-    card = Gpu(vendor=vendor, index=0, uuid="GPU-1", name="x", memory_bytes=1, free_bytes=1)
-    monkeypatch.setattr("forge.serve.engines.inventory", lambda: (card,))
+    monkeypatch.setattr("forge.serve.engines.inventory", lambda: (make_gpu(vendor=vendor),))
     built = replace(LLAMA, llama_backends=frozenset({"cpu", backend}))
     said = find_fault("llama", built, num_gpus=1)
     if fits:

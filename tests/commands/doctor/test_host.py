@@ -22,15 +22,13 @@ from forge.commands.doctor.examine import (
     read_devices,
     sandbox_flags,
 )
-from forge.process.devices import Gpu, Vendor
+from forge.process.devices import Vendor
 from forge.process.environment import python_path
+from tests.gpus import make_gpu
 
 ROOT = Path(__file__).parents[3]
 OK, WARNING, ERROR = probe.Severity.OK, probe.Severity.WARNING, probe.Severity.ERROR
-CARD = Gpu(
-    vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1,
-    capability=(9, 0),
-)  # fmt: skip
+CARD = make_gpu(capability=(9, 0))
 NOW = datetime(2026, 11, 23, tzinfo=UTC).timestamp()
 ALL = (1 << 41) - 1
 HOST = HostFacts(

@@ -36,9 +36,10 @@ from forge.config.load import load_experiment
 from forge.config.schema import ServeTable
 from forge.errors import pip_install
 from forge.origin import installed_versions, source_digest
-from forge.process.devices import Gpu, GpuUser, Vendor
+from forge.process.devices import GpuUser
 from forge.process.environment import python_path
 from forge.serve.engines import ENGINES, Interpreter
+from tests.gpus import make_gpu
 
 MADE_UP = {
     "good_one": "__version__ = '1.2'\nPart = 1\n",
@@ -157,9 +158,7 @@ def test_missing_packages_are_named_by_role(packages, expected, tmp_path):
 
 
 ALL = frozenset(module for kind in ENGINES.values() for module in kind.requires)
-CARD = Gpu(
-    vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1
-)  # fmt: skip
+CARDS = [make_gpu(0), make_gpu(1)]
 
 
 def check_interpreter(python: Interpreter, **facts: Any) -> dict[str, Finding]:
@@ -184,7 +183,7 @@ def test_a_vllm_that_does_not_match_torch_is_named_with_both_versions_and_the_fi
         modules=ALL,
         vllm_requires=("torch==2.11.0",),
     )
-    found = check_interpreter(python, gpus=[CARD])
+    found = check_interpreter(python, gpus=CARDS[:1])
     vllm = found["engine vllm"]
     assert vllm.severity is Severity.ERROR
     assert vllm.found == "0.24.0, which does not match torch 2.13.0"
@@ -196,11 +195,11 @@ def test_a_vllm_whose_import_fails_is_an_error_where_a_run_would_take_it():
     python = Interpreter(python="/opt/python", versions={"vllm": "0.24.0"}, modules=ALL)
     fault = "ImportError: libcudart.so.13: cannot open shared object file"
     imported = {"vllm": Imported(fault=fault), "torch": Imported(version="2.11.0")}
-    found = check_interpreter(python, gpus=[CARD], imported=imported)["engine vllm"]
+    found = check_interpreter(python, gpus=CARDS[:1], imported=imported)["engine vllm"]
     assert found.severity is Severity.ERROR
     assert found.found == f"vllm does not import in /opt/python: {fault}"
     table = ServeTable(engine="llama")
-    found = check_interpreter(python, gpus=[CARD], imported=imported, table=table)["engine vllm"]
+    found = check_interpreter(python, gpus=CARDS[:1], imported=imported, table=table)["engine vllm"]
     assert found.severity is Severity.WARNING
 
 
@@ -229,7 +228,7 @@ def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(monkeypatch):
         python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu"})
     )
     monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: plain)
-    found = check_interpreter(plain, gpus=[CARD])
+    found = check_interpreter(plain, gpus=CARDS[:1])
     assert found["engine llama"].found == "installed, built for cpu"
     assert "make setup LLAMA=cuda" in found["engine llama"].fix
     slow = found["engine of runs"]
@@ -243,16 +242,6 @@ def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(monkeypatch):
 RAN = Outcome(answers=({"is_right": True, "seconds": 1.25},))
 
 
-def make_card(index: int, *, free_gib: int = 100) -> Gpu:
-    return Gpu(
-        vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200",
-        memory_bytes=141 << 30, free_bytes=free_gib << 30,
-    )  # fmt: skip
-
-
-CARDS = [make_card(0), make_card(1)]
-
-
 def check_cards(**facts: Any) -> dict[str, Finding]:
     return {each.name: each for each in check_gpus(GpuFacts(**facts))}
 
@@ -260,7 +249,7 @@ def check_cards(**facts: Any) -> dict[str, Finding]:
 def test_users_of_a_gpu_and_hidden_gpus_are_listed():
     users = {"GPU-0": (GpuUser(pid=7, name="python", memory_bytes=44 << 30),)}
     hidden = "GPU 1 is split into MIG slices"
-    found = check_cards(gpus=CARDS[:1], users=users, hidden=hidden)
+    found = check_cards(gpus=[make_gpu(free_bytes=100 << 30)], users=users, hidden=hidden)
     expected = "H200, 107 of 151 GB free, GPU-0; pid 7 (python) holds 47.2 GB"
     assert found["GPU 0"].found == expected
     assert found["hidden GPUs"].found == hidden
@@ -268,7 +257,7 @@ def test_users_of_a_gpu_and_hidden_gpus_are_listed():
 
 def test_a_gpu_in_use_is_left_alone_with_the_name_of_its_user():
     facts = GpuFacts(
-        gpus=[make_card(0), make_card(1), make_card(2, free_gib=1), make_card(3)],
+        gpus=[make_gpu(0), make_gpu(1), make_gpu(2, free_bytes=1 << 30), make_gpu(3)],
         holders={"GPU-0": "run quickstart-1, pid 7"},
         users={"GPU-1": (GpuUser(pid=8, name="python", memory_bytes=9 << 30),)},
         outcomes={"kernel on GPU 3": RAN},
@@ -323,7 +312,7 @@ def test_probes_run_on_free_gpus_and_a_sum_that_fails_is_tried_without_peer_acce
         return Outcome(fault="exit 1") if kind == "allreduce" else RAN
 
     monkeypatch.setattr("forge.commands.doctor.probe.run_probe", run)
-    cards = [make_card(0), make_card(1, free_gib=1), make_card(2)]
+    cards = [make_gpu(0), make_gpu(1, free_bytes=1 << 30), make_gpu(2)]
     facts = anyio.run(try_gpus, GpuFacts(gpus=cards), tmp_path)
     both = ["GPU-0", "GPU-2"]
     assert asked == [

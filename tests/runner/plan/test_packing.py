@@ -15,14 +15,12 @@ from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import Placement, is_packed, why_not_packed
 from forge.runner.plan.plan import plan
 from forge.runner.stages.trainer import resolve_auto
+from tests.gpus import make_gpu
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
 QWEN = ModelTable(path="Qwen/Qwen3-0.6B")
-CARD = Gpu(
-    vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=140 << 30,
-    free_bytes=140 << 30, capability=(9, 0),
-)  # fmt: skip
+CARD = make_gpu(capability=(9, 0))
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 128, "vocab_size": 320,

@@ -10,7 +10,6 @@ from rich.console import Console
 from forge.config.load import load_experiment
 from forge.config.schema import ModelTable, ProblemsTable
 from forge.errors import ConfigError, MachineError
-from forge.process.devices import Gpu, Vendor
 from forge.runner.plan import duration
 from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.placement import Placement
@@ -18,18 +17,13 @@ from forge.runner.plan.plan import Plan, plan, render
 from forge.runner.plan.requirements import require_trainer
 from forge.runner.plan.shape import KNOWN
 from forge.runner.prepare.hub import locate_model
+from tests.gpus import make_gpu
 
 ROOT = Path(__file__).parents[3]
 
 
 def make_machine(*, num_gpus: int = 0, cores: int = 2, **changes) -> Machine:
-    gpus = tuple(
-        Gpu(
-            vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200",
-            memory_bytes=140 << 30, free_bytes=140 << 30,
-        )
-        for index in range(num_gpus)
-    )  # fmt: skip
+    gpus = tuple(make_gpu(index) for index in range(num_gpus))
     facts = {
         "memory_bytes": 16 << 30,
         "free_disk_bytes": 100 << 30,

@@ -13,7 +13,7 @@ from forge.config.load import load_experiment
 from forge.config.schema import Experiment
 from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError
-from forge.process.devices import Gpu, Vendor
+from forge.process.devices import Gpu
 from forge.records import Event
 from forge.records.problem import ReferenceModule
 from forge.runner.prepare.prompt_facts import (
@@ -26,6 +26,7 @@ from forge.runner.prepare.prompt_facts import (
 from forge.runner.prepare_run import _settle_prompts
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from tests.gpus import make_gpu
 from tests.prompting import PROMPTS
 from tests.runner.stages.desks import Recorder
 from tests.store.storefactory import attempt, write_run
@@ -65,10 +66,10 @@ def prompts_in(experiment: Experiment, judges: Sequence[Gpu]) -> PromptSet:
 
 
 def test_prompts_state_the_judges_card_and_whether_it_times() -> None:
-    values = prompts_in(experiment_of(), [gpu("NVIDIA H200")]).values
+    values = prompts_in(experiment_of(), [make_gpu(name="NVIDIA H200")]).values
     assert values["hardware"]["name"] == "NVIDIA H200"
     assert values["is_timed"] is True
-    values = prompts_in(experiment_of("judge.timing=false"), [gpu("NVIDIA H200")]).values
+    values = prompts_in(experiment_of("judge.timing=false"), [make_gpu(name="NVIDIA H200")]).values
     assert values["is_timed"] is False
     assert prompts_in(experiment_of(), []).values["hardware"] is None
 
@@ -95,12 +96,6 @@ def test_the_policy_is_the_protocols_own_unless_it_is_set_and_prompts_state_it(
     system, _ = prompts.first_messages(ReferenceModule(problem_id="p", source="class Model: ..."))
     has_line = "torch may do a part" in system.content
     assert has_line == (policy == "hybrid")
-
-
-def gpu(name: str) -> Gpu:
-    return Gpu(
-        vendor=Vendor.NVIDIA, index=0, uuid="u", name=name, memory_bytes=80 << 30, free_bytes=1
-    )
 
 
 def test_the_prompts_of_each_attempt_are_found_by_their_hash(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from forge.cluster.roles import Ranks
 from forge.config.schema import ClusterTable, EvalTable, ModelTable, ServeTable, SftStage
 from forge.errors import ChildDied, MachineError, Stalled, Stopped
 from forge.process.child import Child, ChildSpec, open_child
-from forge.process.devices import Gpu, Vendor
 from forge.records import Event, Metrics
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
@@ -25,6 +24,7 @@ from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from forge.train.checkpoints import ResumePoint
 from forge.train.handle import TrainerJob
+from tests.gpus import make_gpu
 from tests.runner.stages.desks import Recorder, can_record, make_desk
 
 SAVES = """
@@ -290,10 +290,7 @@ async def test_half_size_is_kept_over_a_restart_and_does_not_count_as_one(stage:
 async def test_a_trainer_gets_the_gpus_of_its_role_and_publishes_in_the_engines_type(
     stage: Stage,
 ) -> None:
-    cards = tuple(
-        Gpu(vendor=Vendor.NVIDIA, index=i, uuid=f"GPU-{i}", name="x", memory_bytes=1, free_bytes=1)
-        for i in range(2)
-    )
+    cards = (make_gpu(0), make_gpu(1))
     stage.run.placement = Placement(train=cards, judge=cards[:1], parallel="fsdp2")
     stage.run.experiment.serve = ServeTable(precision="fast")
     with pytest.raises(ChildDied):

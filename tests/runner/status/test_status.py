@@ -25,7 +25,7 @@ from forge.evalpool.pool import MAX_QUEUED, Pool
 from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.process.child import ChildSpec
 from forge.process.control import ComponentStatus, LiveStatus
-from forge.process.devices import Gpu, Vendor
+from forge.process.devices import Gpu
 from forge.process.machine import HostMemory
 from forge.runner import status as components_module
 from forge.runner.live.progress import Progress
@@ -43,6 +43,7 @@ from forge.runner.status import (
 from forge.serve.remote import Dialect, Remote, RemoteServer
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
+from tests.gpus import make_gpu
 from tests.runner.stages.desks import make_desk
 
 EXPERIMENT = """\
@@ -62,13 +63,6 @@ learning_rate = 1e-4
 step_timeout_s = 100
 """
 GB = 10**9
-
-
-def card(index: int) -> Gpu:
-    return Gpu(
-        vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H100",
-        memory_bytes=80 * GB, free_bytes=80 * GB,
-    )  # fmt: skip
 
 
 class Sink:
@@ -281,7 +275,7 @@ async def test_remote_servers_and_pools_show_their_urls(watched: Watched) -> Non
     assert watched.look()["http://there/v1"].why == "recovering: it does not answer"
 
 
-@pytest.mark.parametrize("watched", [(card(0), card(3))], indirect=True)
+@pytest.mark.parametrize("watched", [(make_gpu(0), make_gpu(3))], indirect=True)
 async def test_gpu_memory_is_attributed_by_process_if_the_driver_names_it(watched: Watched) -> None:
     desk_of(watched)
     watched.start("trainer", pid=11, devices="GPU-3")
