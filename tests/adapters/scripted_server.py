@@ -1,13 +1,12 @@
 """A server with scripted answers to POST /v1/judge, and of a model, for tests of adapters."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from forge.adapters.verdict import Reward, Verdict
+from tests.answering import Handler, answering
 
 RIGHT, WRONG, FAULT, HOPELESS, FAST = "right", "wrong", "fault", "hopeless", "fast"
 """Answers, and what the server says about them: an answer is found by its last word."""
@@ -56,39 +55,18 @@ def chat_stream(body: dict[str, Any]) -> bytes:
 def scripted_server() -> Iterator[ScriptedServer]:
     """A server in a thread."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Scripted(Handler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            length = int(self.headers["Content-Length"])
             found.tokens.append(self.headers["Authorization"])
-            body = json.loads(self.rfile.read(length))
+            body = json.loads(self.read())
             if self.path.endswith("/chat/completions"):
-                status, content = 200, chat_stream(body)
-                self.send_response(status)
-                self.send_header("Content-Type", "text/event-stream")
+                self.send(chat_stream(body), headers={"Content-Type": "text/event-stream"})
             else:
                 status, reply = found.answer(body)
-                content = json.dumps(reply).encode()
-                self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+                self.answer(reply, status=status)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 64  # with 5 a connection of many waits a second, all of a patience
-
-    server = Server(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    found = ScriptedServer(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with answering(Scripted) as url:
+        found = ScriptedServer(url)
         yield found
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

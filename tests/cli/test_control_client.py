@@ -1,9 +1,7 @@
 """The client of control.sock against a server on a real socket."""
 
 import errno
-import json
 import socket
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from forge.errors import ConfigError, Stalled
 from forge.process.control import ControlClient
 from forge.process.sockets import open_socket_dir
 from forge.views.run_state import NO_STEPS
+from tests.answering import Handler
 from tests.tui.supervisors import control_socket
 
 STATUS = {
@@ -22,30 +21,19 @@ STATUS = {
 }  # fmt: skip
 
 
-class Handler(BaseHTTPRequestHandler):
-    asked: list[tuple[str, str]] = []  # noqa: RUF012
-
+class Control(Handler):
     def do_GET(self) -> None:
-        self._answer(STATUS)
+        self.answer(STATUS)
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-        self.asked.append((self.path, body))
+        self.read()
         match self.path:
             case "/save":
-                self._answer({"message": "grpo-1: saves"})
+                self.answer({"message": "grpo-1: saves"})
             case "/evaluate":
-                self._answer({"error": "sft-1: serves no policy"}, status=400)
+                self.answer({"error": "sft-1: serves no policy"}, status=400)
             case _:
-                self._answer({})
-
-    def _answer(self, value: dict, *, status: int = 200) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(value).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+                self.answer({})
 
 
 def test_a_run_of_another_user_is_named_in_one_line(monkeypatch):
@@ -58,7 +46,7 @@ def test_a_run_of_another_user_is_named_in_one_line(monkeypatch):
 
 
 def test_status_is_one_line_and_survives_a_newer_runner():
-    with control_socket(Handler) as path:
+    with control_socket(Control) as path:
         live = ControlClient(path).status()
     assert live_line(live, NO_STEPS) == (
         "grpo-3 4/16 steps  loss 0.5  900 tok/s  3.0 judged/s  idle trainer 25%  ETA 2:05"
@@ -77,7 +65,7 @@ def test_an_ended_run_and_a_silent_one_give_different_errors():
 
 
 def test_an_accepted_request_and_a_refusal_are_one_line_each():
-    with control_socket(Handler) as path:
+    with control_socket(Control) as path:
         assert ControlClient(path).save() == "grpo-1: saves"
         with pytest.raises(ConfigError, match=r"^sft-1: serves no policy$"):
             ControlClient(path).evaluate()

@@ -4,15 +4,12 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
+from tests.answering import Handler, answering
 from tests.cli.relu_kernel import KERNEL
 from tests.e2e.commands import forge, kill, opened, start, until
 from tests.e2e.experiments import PROBLEM
@@ -22,39 +19,22 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
 FUNCTIONS = ("relu", "sigmoid", "tanh", "exp", "abs", "neg")
 
 
-class ReluServer(BaseHTTPRequestHandler):
+class ReluServer(Handler):
     """Answers every request with a correct ReLU, after a pause."""
 
     asked: ClassVar[Counter[str]] = Counter()
     """Requests by the function in the problem."""
 
     def do_GET(self) -> None:
-        self._send({"data": [{"id": "relu-1"}]})
+        self.answer({"data": [{"id": "relu-1"}]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.read())
         problem = next(each["content"] for each in body["messages"] if each["role"] == "user")
         self.asked[next(each for each in FUNCTIONS if f"torch.{each}(" in problem)] += 1
         time.sleep(0.5)
         message = {"role": "assistant", "content": f"```python\n{KERNEL}```"}
-        self._send({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
-
-    def _send(self, answer: dict[str, Any]) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), ReluServer) as server:
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+        self.answer({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
 
 def finished_problems(root: Path) -> set[str]:
@@ -72,7 +52,7 @@ def test_an_evaluation_that_was_killed_plays_only_what_is_missing(tmp_path: Path
         file.parent.mkdir(exist_ok=True)
         file.write_text(PROBLEM.format(name))
     root = tmp_path / "runs" / "eval-relu-1-problems-1"
-    with served() as url:
+    with answering(ReluServer) as url:
         options = ("--suite=problems", "--samples=2", "--turns=1", "--set=serve.slots=2")
         run = start(tmp_path, "eval", url, *options)
         until(run, lambda: len(finished_problems(root)) >= 2, what="two groups")
@@ -101,7 +81,7 @@ def test_a_search_that_was_killed_keeps_every_answer(tmp_path: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(PROBLEM.format(name))
     root = tmp_path / "runs" / "solve-relu-1-2-problems-1"
-    with served() as url:
+    with answering(ReluServer) as url:
         before = sum(ReluServer.asked.values())
         options = (f"--model={url}", "--budget=24", "--set=stage.0.depth=4")
         run = start(tmp_path, "solve", "problems", *options)

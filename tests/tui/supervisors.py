@@ -2,19 +2,18 @@
 outside.
 """
 
-import json
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
 from forge.process.sockets import open_socket_dir
 from forge.store.layout import RunPaths, open_run_lock, read_status, write_status
+from tests.answering import Handler, running
 
 
 def component(name: str, role: str, **more: Any) -> dict[str, Any]:
@@ -61,19 +60,13 @@ class UnixServer(HTTPServer):
 
 
 @contextmanager
-def control_socket(handler: type[BaseHTTPRequestHandler]) -> Iterator[Path]:
+def control_socket(handler: type[Handler]) -> Iterator[Path]:
     """A control.sock whose requests a handler answers."""
     with open_socket_dir() as folder:
         path = folder / "control.sock"
         server = UnixServer(str(path), handler)  # pyright: ignore[reportArgumentType]
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
+        with running(server):
             yield path
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 @contextmanager
@@ -88,28 +81,19 @@ def supervising(paths: RunPaths) -> Iterator[Supervisor]:
         }
     )  # fmt: skip
 
-    class Handler(BaseHTTPRequestHandler):
+    class Control(Handler):
         def do_GET(self) -> None:
-            self._answer(200, supervisor.status)
+            self.answer(supervisor.status)
 
         def do_POST(self) -> None:
-            # A socket closed with unread data discards its answer.
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.read()  # a socket closed with unread data discards its answer
             supervisor.asked.append(self.path)
             if self.path in supervisor.refuses:
-                self._answer(400, {"error": supervisor.refuses[self.path]})
+                self.answer({"error": supervisor.refuses[self.path]}, status=400)
             else:
-                self._answer(200, {"message": f"{self.path} will be done"})
+                self.answer({"message": f"{self.path} will be done"})
 
-        def _answer(self, code: int, value: dict[str, Any]) -> None:
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(json.dumps(value).encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with open_run_lock(paths), control_socket(Handler) as path:
+    with open_run_lock(paths), control_socket(Control) as path:
         before = read_status(paths)
         write_status(paths, {**before, "pid": os.getpid(), "control_socket": str(path)})
         try:

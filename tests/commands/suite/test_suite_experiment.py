@@ -2,11 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import anyio
@@ -19,6 +15,7 @@ from forge.data.problems import in_split, load_problems
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.records import Event, PolicyVersion, Split
 from forge.serve.weights import Weights
+from tests.answering import Handler, answering
 from tests.store.storefactory import attempt, write_run
 
 PROBLEM = """\
@@ -60,25 +57,11 @@ greedy = false
 """
 
 
-class Models(BaseHTTPRequestHandler):
+class Models(Handler):
     """A server that lists two models."""
 
     def do_GET(self) -> None:
-        body = json.dumps({"data": [{"id": "small"}, {"id": "large"}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as served:
-        Thread(target=served.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{served.server_address[1]}"
-        served.shutdown()
+        self.answer({"data": [{"id": "small"}, {"id": "large"}]})
 
 
 @pytest.fixture
@@ -132,7 +115,7 @@ def made(source: str, suite: str | None = None, **options: Any) -> dict[str, Any
 
 
 def test_a_server_on_a_level_of_kernelbench(here):
-    with server() as url:
+    with answering(Models) as url:
         values = made(
             url, "kernelbench-l1", model_name="large", protocol="kernelbench", samples=3, turns=2,
             limit=1,
@@ -248,7 +231,7 @@ def test_bad_input_is_one_line(here, source, suite, options, message):
 
 
 def test_a_server_with_several_models_asks_for_one(here):
-    with server() as url:
+    with answering(Models) as url:
         for name in (None, "middle"):
             request = EvalRequest(source=url, suite="mine", model_name=name)
             with pytest.raises(ForgeError, match=r"--model.*small, large"):

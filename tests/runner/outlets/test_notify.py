@@ -5,11 +5,9 @@ the output of a command nor the answer of a webhook fills a disk or hides the ot
 import dataclasses
 import json
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from forge.records import Purpose, Status
 from forge.runner.outlets.notify import LONGEST_MESSAGE, LONGEST_OUTPUT, Bests, open_notifier, send
 from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
+from tests.answering import Handler, answering
 from tests.runner.outlets.said import Said, events
 from tests.runner.supervised import Supervised
 from tests.store.storefactory import Options, attempt, evaluation, group, problem, timing
@@ -44,15 +43,11 @@ def web_server(*, status: int = 200, delay_s: float = 0.0) -> Iterator[tuple[str
     """A server on this machine: its URL, and the (content type, body) of each POST to it."""
     got: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Hook(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            got.append((self.headers["Content-Type"], json.loads(body)))
+            got.append((self.headers["Content-Type"], json.loads(self.read())))
             time.sleep(delay_s)
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None: ...
+            self.send(b"", status=status)
 
         def handle(self) -> None:
             try:
@@ -60,16 +55,8 @@ def web_server(*, status: int = 200, delay_s: float = 0.0) -> Iterator[tuple[str
             except ConnectionError:  # the client's deadline passed
                 return
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/hooks/s3cret", got
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(Hook) as url:
+        yield f"{url}/hooks/s3cret", got
 
 
 async def test_a_command_gets_variables_and_json(paths: RunPaths, tmp_path: Path) -> None:

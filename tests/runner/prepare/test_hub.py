@@ -2,10 +2,7 @@
 `model.chat_template`: read relative to the experiment, checked by the plan, and written with the
 model's other files into the directory that a run reads."""
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from forge.runner.prepare import hub as locating
 from forge.runner.prepare.hub import locate_model, locate_rows, with_template
 from forge.runner.stages.sft import require_roles
 from forge.train.checkpoints import link_or_copy
+from tests.answering import Handler, answering
 from tests.data.build.samples import write_tokenizer
 
 COMMIT = "5" * 40
@@ -34,7 +32,7 @@ NOWHERE = "http://127.0.0.1:9"
 """Nothing listens on the discard port."""
 
 
-class FakeHub(BaseHTTPRequestHandler):
+class FakeHub(Handler):
     """A hub with one model, `org/tiny`, with one revision, `main`; `org/gated` requires terms."""
 
     def do_HEAD(self) -> None:
@@ -47,33 +45,22 @@ class FakeHub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         commit = {"X-Repo-Commit": COMMIT}
         if path.startswith("/api/models/org/gated"):
-            self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            self.answer({}, status=403, headers={"X-Error-Code": "GatedRepo"})
         elif not path.removeprefix("/api/models").startswith("/org/tiny"):
-            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            self.answer({}, status=404, headers={"X-Error-Code": "RepoNotFound"})
         elif path.startswith("/api/models/org/tiny/tree/"):
             tree = [
                 {"type": "file", "path": name, "size": len(data), "oid": name}
                 for name, data in FILES.items()
             ]
-            self._send(200, json.dumps(tree).encode(), commit)
+            self.answer(tree, headers=commit)
         elif path.startswith("/api/") and path.rpartition("/")[2] not in ("tiny", "main", COMMIT):
-            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            self.answer({}, status=404, headers={"X-Error-Code": "RevisionNotFound"})
         elif path.startswith("/api/"):
-            self._send(200, json.dumps({"id": "org/tiny", "sha": COMMIT}).encode(), commit)
+            self.answer({"id": "org/tiny", "sha": COMMIT}, headers=commit)
         else:
             name = path.rpartition("/")[2]
-            self._send(200, FILES[name], {**commit, "ETag": f'"{name}"'})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+            self.send(FILES[name], headers={**commit, "ETag": f'"{name}"'})
 
 
 @pytest.fixture
@@ -81,18 +68,13 @@ def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The fake hub replaces the hub, and the cache is empty."""
     from huggingface_hub import constants
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE",
-        constants.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}",
-    )  # fmt: skip
-    yield
-    server.shutdown()
-    server.server_close()
+    with answering(FakeHub) as url:
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield
 
 
 @pytest.fixture
