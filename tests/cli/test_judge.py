@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from forge import cli
 from forge.adapters.pools import JudgeSettings
@@ -17,6 +16,7 @@ from forge.commands.judge.judge import JudgeJob, JudgingRequest, parse_overrides
 from forge.data.problem_files import find_problem
 from forge.records import Status, Verdict
 from tests.cli.relu_kernel import KERNEL, PROBLEM, WRONG
+from tests.views.terminals import shown
 
 ROOT = Path(__file__).parents[2]
 SURROGATE = KERNEL.replace("        y = ", "        raise ValueError('\\ud800')\n        y = ")
@@ -59,11 +59,9 @@ def test_a_source_that_no_judge_would_run_needs_no_judge(code, folder, monkeypat
     candidate.write_text(code)
     request = JudgingRequest(problem=folder / "p.py", candidate=str(candidate))
     judged = judging.judge(request, JudgeSettings(device="cpu"))
-    console = Console(width=100)
-    with console.capture() as captured:
-        console.print(judged.render())
+    text = shown(judged.render(), width=100)
     for words in (*REFUSED[code], "refused by its source alone; nothing was run"):
-        assert words in captured.get()
+        assert words in text
     assert judged.exit_code == 0
     assert judged.to_json()["isolation"] == "not run"
 
@@ -159,10 +157,10 @@ def test_a_problem_of_a_folder_has_sizes_of_its_own(folder):
         overrides=parse_overrides(items),
     )
     judged = judging.judge(request, JudgeSettings(device="cpu"))
-    shown = {
+    details = {
         job.name: verdict.detail for job, verdict in zip(judged.jobs, judged.verdicts, strict=True)
     }
-    assert shown == {"13_twice.py": "rows = 9", "3_mine.py": "dim = 4 rows = 7"}
+    assert details == {"13_twice.py": "rows = 9", "3_mine.py": "dim = 4 rows = 7"}
 
 
 @pytest.mark.usefixtures("described")
@@ -170,16 +168,12 @@ def test_files_without_a_problem_are_named_and_the_others_judged(folder):
     make_folders(folder)
     request = JudgingRequest(problem=folder / "problems", candidate=str(folder / "answers"))
     judged = judging.judge(request, JudgeSettings(device="cpu"))
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(judged.render())
-    lines = captured.get().splitlines()
+    lines = shown(judged.render(), width=200).splitlines()
     assert lines[-5:-2] == ["2 candidates: 2 correct", "", "2 files not judged:"]
     assert "5_broken.py: no get_inputs and no get_init_inputs" in lines[-2]
     assert lines[-1].startswith("helpers.py: ")
     assert lines[-1].endswith("problems has no single problem of this name or number")
-    shown = {each["candidate"]: each["status"] for each in judged.to_json()}
-    assert shown == {
+    assert {each["candidate"]: each["status"] for each in judged.to_json()} == {
         "13_twice.py": "correct", "3_mine.py": "correct", "5_mine.py": None, "helpers.py": None,
     }  # fmt: skip
     assert judged.exit_code == 0

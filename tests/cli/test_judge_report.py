@@ -1,15 +1,14 @@
 """The report of a verdict: times, kernels, and the line that failed."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from forge.commands.judge import judge
 from forge.records import Problem, Split, Status, Timing, Verdict
 from forge.records.verdict import KernelTime, LaunchFacts, OtherVerdict, Profile, ShapeVerdict
+from tests.views.terminals import shown
 
 TIMING = Timing(
     speedup=2.0, speedup_low=1.9, candidate_us=100.0, baseline_us=200.0, candidate_spread_us=1.0,
@@ -41,24 +40,21 @@ def show(
         problem=Path("p.py"), candidate="c.py", is_profiled=is_profiled, is_timed=is_timed,
         is_explained=is_explained,
     )  # fmt: skip
-    out = io.StringIO()
-    job = make_job(code)
-    Console(file=out, width=200).print(judge.render_verdict(verdict, job=job, request=request))
-    return out.getvalue()
+    return shown(judge.render_verdict(verdict, job=make_job(code), request=request), width=200)
 
 
 def test_a_timed_verdict_has_times_rates_and_both_distributions():
-    shown = show(FAST)
-    assert "speed-up 2.00, at least 1.90" in shown
-    assert "candidate  100.0 us, interquartile range 1.0 us" in shown
-    assert "baseline   200.0 us, interquartile range 2.0 us" in shown
-    assert "812 GB/s, 1.25 TFLOP/s, 24.0 % of the roofline" in shown
-    assert "profile" not in shown
+    text = show(FAST)
+    assert "speed-up 2.00, at least 1.90" in text
+    assert "candidate  100.0 us, interquartile range 1.0 us" in text
+    assert "baseline   200.0 us, interquartile range 2.0 us" in text
+    assert "812 GB/s, 1.25 TFLOP/s, 24.0 % of the roofline" in text
+    assert "profile" not in text
 
 
 def test_a_profile_lists_kernels_largest_first():
-    shown = show(FAST, is_profiled=True)
-    rows = [line.split() for line in shown.splitlines() if " % " in line and "roofline" not in line]
+    text = show(FAST, is_profiled=True)
+    rows = [line.split() for line in text.splitlines() if " % " in line and "roofline" not in line]
     assert rows[0][:4] == ["relu_kernel", "2", "75.0", "75.0"]
     assert rows[1][0] == "memset␛[31m[red]"
 
@@ -83,19 +79,19 @@ def test_the_failing_line_is_marked_behind_the_name_of_a_shape():
         status=Status.WRONG, reason="mismatch", detail="shape 2 of 2 (f(N)=3): line 2: b\nno",
         shapes=(ShapeVerdict(name="f(N)=3", status=Status.WRONG),),
     )  # fmt: skip
-    shown = show(wrong, code="a\nb\nc\n")
-    assert ">    2 | b" in shown
-    assert "f(N)=3  wrong\n" in shown
+    text = show(wrong, code="a\nb\nc\n")
+    assert ">    2 | b" in text
+    assert "f(N)=3  wrong\n" in text
 
 
 def test_control_characters_and_markup_of_a_candidate_are_escaped():
     code = "x = 1\n[red]raise\x1b[2J\t'\u202e' # \ud800\n"
     detail = "line 2: [red]raise\x1b[2J\n\ud800[bold]"
-    shown = show(Verdict(status=Status.WRONG, reason="a\x1b", detail=detail), code=code)
-    assert "".join(shown.split("\n")).isprintable()
-    assert "[red]raise␛[2J" in shown
-    assert ">    2 | [red]raise␛[2J" in shown
-    assert "[bold]" in shown
+    text = show(Verdict(status=Status.WRONG, reason="a\x1b", detail=detail), code=code)
+    assert "".join(text.split("\n")).isprintable()
+    assert "[red]raise␛[2J" in text
+    assert ">    2 | [red]raise␛[2J" in text
+    assert "[bold]" in text
 
 
 def test_a_failed_machine_differs_from_a_wrong_kernel():
@@ -120,31 +116,27 @@ def test_a_failed_machine_differs_from_a_wrong_kernel():
     ],
 )
 def test_an_unjudgeable_problem_comes_with_advice_that_helps(reason, detail, advice):
-    shown = show(Verdict(status=Status.UNJUDGEABLE, reason=reason, detail=detail))
-    assert "not a verdict on the candidate: " in shown
-    assert advice in shown
-    assert ("--override" in shown) is (reason == "problem_too_large" or "no results" in detail)
-    assert "judge it again" not in shown
+    text = show(Verdict(status=Status.UNJUDGEABLE, reason=reason, detail=detail))
+    assert "not a verdict on the candidate: " in text
+    assert advice in text
+    assert ("--override" in text) is (reason == "problem_too_large" or "no results" in detail)
+    assert "judge it again" not in text
 
 
 def test_a_table_has_speed_ups_if_a_candidate_was_timed():
-    out = io.StringIO()
     slow = Verdict(status=Status.WRONG, reason="mismatch", detail="line 1: a\n[red]b")
     table = judge.render_verdicts([make_job(), make_job()], [FAST, slow], skipped={})
-    Console(file=out, width=200).print(table)
-    shown = out.getvalue()
-    assert "2.00" in shown
-    assert "line 1: a | [red]b" in shown
-    assert shown.splitlines()[-1] == "2 candidates: 1 correct, 1 wrong"
+    text = shown(table, width=200)
+    assert "2.00" in text
+    assert "line 1: a | [red]b" in text
+    assert text.splitlines()[-1] == "2 candidates: 1 correct, 1 wrong"
 
 
 def test_a_table_has_the_verdicts_of_further_protocols_and_the_own_share():
-    out = io.StringIO()
     other = OtherVerdict(status=Status.REJECTED, reason="torch_work", detail="")
     both = replace(FAST, torch_share=0.6, rules="kernelbench", also={"forge": other})
     table = judge.render_verdicts([make_job(), make_job()], [both, FAST], skipped={})
-    Console(file=out, width=200).print(table)
-    head, row, *_, counted, last = out.getvalue().splitlines()
+    head, row, *_, counted, last = shown(table, width=200).splitlines()
     assert "own share" in head
     assert "40.0 %" in row
     assert "rejected (torch_work)" in row
@@ -162,8 +154,8 @@ def test_a_profile_of_a_cpu_has_launches():
         num_registers=12, num_spills=0, shared_bytes=0,
     )  # fmt: skip
     verdict = replace(FAST, device="cpu", timing=None, profile=Profile(launches=(launch,)))
-    shown = " ".join(show(verdict, is_profiled=True).split())
-    assert "launch of relu␛[31m: grid 4x1x1, 4 warps, 3 stages, 12 registers" in shown
-    assert "no GPU here" in shown
+    text = " ".join(show(verdict, is_profiled=True).split())
+    assert "launch of relu␛[31m: grid 4x1x1, 4 warps, 3 stages, 12 registers" in text
+    assert "no GPU here" in text
     none = show(replace(verdict, profile=Profile()), is_profiled=True)
     assert "none was captured" in none

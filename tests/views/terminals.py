@@ -10,10 +10,10 @@ EVIL = "\x1b]52;c;aGk=\x07\x1b[2J[bold]loud[/bold] \u202egnp.exe \x9b31m\rover"
 """Escape sequences, markup, a direction mark and control characters."""
 
 
-def shown(renderable: Any) -> str:
-    """Output on a terminal of 160 columns, without colours."""
+def shown(renderable: Any, *, width: int = 160) -> str:
+    """Output on a terminal of that many columns, without colours."""
     file = io.StringIO()
-    Console(width=160, file=file, force_terminal=True, color_system=None).print(renderable)
+    Console(width=width, file=file, force_terminal=True, color_system=None).print(renderable)
     return file.getvalue()
 
 

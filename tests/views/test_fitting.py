@@ -1,13 +1,11 @@
 """Rows of any query are readable on a terminal of any width, and complete."""
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from forge.cli import run_command
 from forge.commands.status import render_nodes
@@ -18,6 +16,7 @@ from forge.views.fitting import Fitting
 from forge.views.report.page import write_report
 from forge.views.run_state import load_nodes
 from tests.store.storefactory import attempt, write_run
+from tests.views.terminals import shown
 
 WIDE = (
     ("problem_id", *(f"a_long_name_{n}" for n in range(12)), "code"),
@@ -30,9 +29,7 @@ RATES = (
 
 
 def drawn(columns: Sequence[str], rows: Sequence[Any], *, width: int) -> list[str]:
-    out = io.StringIO()
-    Console(file=out, width=width, highlight=False).print(Fitting(columns, rows))
-    lines = out.getvalue().splitlines()
+    lines = shown(Fitting(columns, rows), width=width).splitlines()
     assert max(map(len, lines)) <= width
     return [line.rstrip() for line in lines]
 
@@ -49,8 +46,8 @@ def test_a_table_that_fits_with_folded_names_is_one_with_shorter_numbers() -> No
 
 
 def test_a_time_is_shown_to_the_second() -> None:
-    shown = drawn(("at", "loss"), ((1795259248.118, 1.5e-7),), width=80)
-    assert shown[-1].split(" │ ") == [" 1795259248.1", "1.5e-07"]
+    lines = drawn(("at", "loss"), ((1795259248.118, 1.5e-7),), width=80)
+    assert lines[-1].split(" │ ") == [" 1795259248.1", "1.5e-07"]
 
 
 @pytest.mark.parametrize(
@@ -59,10 +56,9 @@ def test_a_time_is_shown_to_the_second() -> None:
      (66, "stage policy_version pass_at_1 compile_rate"), (30, "stage compile_rate")],
 )  # fmt: skip
 def test_columns_that_may_go_are_left_out_before_names_are_folded(width: int, heads: str) -> None:
-    out = io.StringIO()
     gone = ("pass_at_1_greedy", "policy_version", "pass_at_1")
-    Console(file=out, width=width).print(Fitting(*RATES, expendable=gone))
-    assert out.getvalue().splitlines()[0].replace("┃", " ").split() == heads.split()
+    text = shown(Fitting(*RATES, expendable=gone), width=width)
+    assert text.splitlines()[0].replace("┃", " ").split() == heads.split()
 
 
 @pytest.mark.parametrize("width", [40, 80])
@@ -74,8 +70,7 @@ def test_a_table_with_too_many_columns_is_one_block_per_row(width: int) -> None:
 
 
 def test_rows_without_columns_and_columns_without_rows_are_drawn() -> None:
-    out = io.StringIO()
-    Console(file=out, width=80).print(Fitting((), ()))
+    assert not shown(Fitting((), ()), width=80).strip()
     assert drawn(("a", "b"), (), width=80)[0] == " a ┃ b"
 
 
@@ -126,10 +121,9 @@ async def test_a_lost_node_and_the_one_that_took_its_judge(run: RunPaths) -> Non
 
 
 async def test_a_table_says_since_when_a_node_is_up_or_lost(run: RunPaths) -> None:
-    console = Console(width=150)
-    with open_run(run) as reader, console.capture() as captured:
-        console.print(render_nodes(load_nodes(reader), now=301.0))
-    lost, up = captured.get().splitlines()[1:]
+    with open_run(run) as reader:
+        text = shown(render_nodes(load_nodes(reader), now=301.0), width=150)
+    lost, up = text.splitlines()[1:]
     assert lost.split() == [*JUDGES.split(), "judge", "2", "–", "2", "lost", "1m40", "ago:",
                             *LOST.split()]  # fmt: skip
     assert "up, joined 3m19 ago" in up

@@ -7,11 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
-from rich.console import Console
 
 from forge.commands.status import load_status
 from forge.records import Event, GroupStart, Metrics, Purpose, Status
@@ -29,6 +27,7 @@ from forge.views.runs import load_run, render_runs
 from forge.views.show import load_show, render_show
 from forge.views.sql import QUERIES
 from tests.store.storefactory import attempt, evaluation, group, problem, write_run
+from tests.views.terminals import shown
 
 PARTS = {
     "num_shared_problems": 2,
@@ -75,15 +74,8 @@ def live(tmp_path: Path) -> RunPaths:
     return paths
 
 
-def text(renderable: Any) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(renderable)
-    return captured.get()
-
-
 def status_text(paths: RunPaths) -> str:
-    return text(load_status(paths).render())
+    return shown(load_status(paths).render())
 
 
 def status_json(paths: RunPaths) -> str:
@@ -92,7 +84,7 @@ def status_json(paths: RunPaths) -> str:
 
 def show_text(paths: RunPaths) -> str:
     with open_run(paths) as reader:
-        return text(render_show(load_show(reader)))
+        return shown(render_show(load_show(reader)))
 
 
 def show_json(paths: RunPaths) -> str:
@@ -150,11 +142,11 @@ OPEN: dict[Callable[[RunPaths], str], str] = {
 def test_every_place_shows_the_last_finished_step_and_the_open_one(
     place: Callable[[RunPaths], str], live: RunPaths
 ) -> None:
-    shown = place(live)
-    assert OPEN[place] in shown
-    assert "0.425" in shown
+    text = place(live)
+    assert OPEN[place] in text
+    assert "0.425" in text
     if place in (status_text, status_json, show_text, console, monitor):
-        assert not re.search(r"(?<!\d)0\.8(?!\d)", shown)  # a rate may be 610.88
+        assert not re.search(r"(?<!\d)0\.8(?!\d)", text)  # a rate may be 610.88
 
 
 def test_an_open_step_is_no_point_of_a_curve(live: RunPaths) -> None:
@@ -182,7 +174,7 @@ def test_a_curve_gets_its_point_when_the_last_group_ends(live: RunPaths) -> None
 
 
 def runs_table(paths: RunPaths) -> str:
-    return text(render_runs([load_run(paths)]))
+    return shown(render_runs([load_run(paths)]))
 
 
 def notification(paths: RunPaths) -> str:

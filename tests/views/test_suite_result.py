@@ -1,7 +1,6 @@
 """Results of a suite: complete, finite, and the same figures as the evaluation; problems that
 cannot be judged are counted beside the denominator wherever rates are shown."""
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import anyio
 import pytest
-from rich.console import Console
 
 from forge.config.load import dump_experiment, load_experiment
 from forge.records import AttemptEnd, Group, Purpose, Reason, Status
@@ -123,10 +121,8 @@ def test_the_result_has_the_figures_and_what_repeats_them(paths: RunPaths) -> No
         ("kernelbench", "hybrid", False, 0.5, 0.75),
     ]
     with open_run(paths) as reader:
-        console = Console(width=100, file=io.StringIO())
-        console.print(render_evaluations(load_evaluations(reader)))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "protocol kernelbench, policy hybrid: 50.0 %, own share of correct 75.0 %" in shown
+        text = shown(render_evaluations(load_evaluations(reader)), width=100)
+    assert "protocol kernelbench, policy hybrid: 50.0 %, own share of correct 75.0 %" in text
     assert "secret" not in json.dumps(result)
 
 
@@ -149,12 +145,10 @@ def test_a_leaderboard_is_one_row_whatever_the_names_are(paths: RunPaths) -> Non
     assert "50.0 %, own share 75.0 %" in row
     assert "unjudgeable: 1 mismatch." in " ".join(rest)
     assert "1 turns were lost to faults of the machine" in " ".join(rest)
-    console = Console(width=60, file=io.StringIO())
-    console.print(render_result(result))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "fast_1.2" in shown
-    assert "best by 2" in shown
-    assert "2 x 2" in shown
+    text = shown(render_result(result), width=60)
+    assert "fast_1.2" in text
+    assert "best by 2" in text
+    assert "2 x 2" in text
     assert [(row["turns"], row["rollouts"]) for row in result["best_at"]] == [
         (1, 1), (1, 2), (2, 1), (2, 2),
     ]  # fmt: skip
@@ -172,12 +166,10 @@ def test_an_untimed_result_has_a_line_for_each_turn_and_no_figure_without_a_valu
     for row in result["best_at"]:
         row |= {"fast_1": None, "fast_1_2": None, "speedup": None}
     result["metrics"] |= {"roofline": None, "geomean_correct": None, "geomean_all": None}
-    console = Console(width=60, file=io.StringIO())
-    console.print(render_result(result))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "─ row 1" not in shown
-    assert "roofline" not in shown
-    assert [line.split("│")[0].strip() for line in shown.splitlines() if "best by" in line] == [
+    text = shown(render_result(result), width=60)
+    assert "─ row 1" not in text
+    assert "roofline" not in text
+    assert [line.split("│")[0].strip() for line in text.splitlines() if "best by" in line] == [
         "best by 1", "best by 2"
     ]  # fmt: skip
 

@@ -1,7 +1,6 @@
 """Repeated Ctrl-C with real signals: each acts before its message, also after the work ended. A
 reader of the console that goes away ends the output, and nothing else."""
 
-import io
 import os
 import pty
 import shutil
@@ -14,7 +13,6 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from rich.console import Console as RichConsole
 
 from forge.config.schema import LimitsTable
 from forge.runner.live import progress as console_module
@@ -26,6 +24,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.runner.stages.desks import Recorder
 from tests.runner.supervised import Supervised
+from tests.views.terminals import shown
 
 RESUME = '"forge resume x-1" continues'
 
@@ -222,9 +221,7 @@ def test_a_terminal_of_80_columns_shows_the_time_left_and_cuts_other_numbers() -
     progress._paced_from = (progress.stage_started_at, 0)
     progress.done, progress.numbers = 5, {f"number_{n}": float(n) for n in range(20)}
     progress.measure_idle({"trainer": 60.0, "serve": 0.0})
-    out = io.StringIO()
-    RichConsole(file=out, width=80).print(console_module._render(progress))
-    first, second = out.getvalue().splitlines()
+    first, second = shown(console_module._render(progress), width=80).splitlines()
     assert first.rstrip().endswith("5/10 steps ETA 1:00")
     assert second.endswith("…")
     assert list(progress.idle) == ["trainer"], "engines have no work in the stage"

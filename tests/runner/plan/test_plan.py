@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from forge.config.load import load_experiment
 from forge.config.schema import ModelTable, ProblemsTable
@@ -18,6 +17,7 @@ from forge.runner.plan.requirements import require_trainer
 from forge.runner.plan.shape import KNOWN
 from forge.runner.prepare.hub import locate_model
 from tests.gpus import make_gpu
+from tests.views.terminals import shown
 
 ROOT = Path(__file__).parents[3]
 
@@ -303,11 +303,8 @@ def test_a_judge_url_is_http_or_a_socket(url):
 
 
 def test_the_rendered_plan_has_every_process_and_phase():
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     planned = plan_of()
-    console.print(render(planned))
-    console.file.close()
-    text = console.export_text()
+    text = shown(render(planned), width=120)
     assert all(each.name in text for each in (*planned.processes, *planned.phases))
     assert json.loads(json.dumps(planned.to_json()))["phases"][0]["name"] == "prepare"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from forge import cli
 from forge.config.load import load_experiment
@@ -14,6 +13,7 @@ from forge.errors import ConfigError, MachineError
 from forge.process.devices import Vendor
 from forge.runner.plan.machine import Machine, assume, this_machine
 from forge.runner.plan.plan import Plan, plan, render
+from tests.views.terminals import shown
 
 RECIPES = Path(__file__).parents[3] / "examples" / "cluster"
 TWO, TEN = RECIPES / "train-and-judge.toml", RECIPES / "ten-nodes.toml"
@@ -29,11 +29,8 @@ def idle(planned: Plan) -> list[str]:
     return [note for note in planned.notes if note.endswith("idle")]
 
 
-def shown(planned: Plan) -> str:
-    console = Console(width=250)
-    with console.capture() as captured:
-        console.print(render(planned))
-    return captured.get()
+def text(planned: Plan) -> str:
+    return shown(render(planned), width=250)
 
 
 def test_each_role_has_a_row_and_the_memory_of_a_card() -> None:
@@ -44,7 +41,7 @@ def test_each_role_has_a_row_and_the_memory_of_a_card() -> None:
     (here,) = [each.gpu_bytes for each in planned.processes if each.name == "trainer"]
     assert planned.elsewhere[0].gpu_bytes == here
     assert all(each.gpu_bytes and each.gpu_bytes < 80 << 30 for each in planned.elsewhere)
-    assert "role=serve" in shown(planned)
+    assert "role=serve" in text(planned)
     assert idle(planned) == []
 
 

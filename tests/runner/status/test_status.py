@@ -2,7 +2,6 @@
 figure that decides.
 """
 
-import io
 import math
 import os
 import subprocess
@@ -17,7 +16,6 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from rich.console import Console as RichConsole
 
 from forge.commands.status import render
 from forge.config.load import load_experiment
@@ -45,6 +43,7 @@ from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
 from tests.gpus import make_gpu
 from tests.runner.stages.desks import make_desk
+from tests.views.terminals import shown
 
 EXPERIMENT = """\
 name = "x"
@@ -326,9 +325,7 @@ def test_the_status_table_shows_reasons_and_is_readable_without_colour() -> None
         progress_age_s=3.0, num_restarts=1, last_words="[bold]hello[/]" + 40 * " and on",
     )  # fmt: skip
     other = replace(one, name="judge-0", health="green", why="", gpu_use=None, memory_bytes=None)
-    console = RichConsole(width=100, file=io.StringIO(), highlight=False)
-    console.print(render([one, other]))
-    lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+    lines = shown(render([one, other]), width=100).splitlines()
     first, second = (" ".join(line.split()) for line in lines[1:])
     assert first == "▲ trainer GPU 3 step 4 5.0 GB 50% 76.0 GB 3 s 1 memory 95 % of 80 GB"
     begin = "● judge-0 GPU 3 step 4 – – 76.0 GB 3 s 1 [bold]hello[/] and on and"
