@@ -30,6 +30,7 @@ def rewritten(name: str, code: str | None = None, *, before: str = "") -> Answer
             given=[ast.parse(one, mode="eval").body for one in traced["given"]],
             result=_with_places(ast.parse(traced["result"], mode="eval").body),
             names={symbol: before + size for symbol, size in traced["names"].items()},
+            lines={int(number): text for number, text in traced.get("lines", {}).items()},
         )
     )
 

@@ -392,6 +392,9 @@ class _Filled(ast.NodeTransformer):
         return self.values[int(node.id)] if node.id.isdecimal() else node
 
 
+LINE = " # type: "
+"""What `ast.unparse` writes before the comment of an assignment: number and text of a line of the
+problem."""
 STRING = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|['"].*""", re.DOTALL)
 """A literal as its group; or one without an end, to the end of the text."""
 BROKEN = re.compile(
@@ -424,9 +427,14 @@ def _lines(node: ast.stmt) -> Iterator[str]:
     for one in ast.walk(node):
         if isinstance(one, ast.FunctionDef | ast.ClassDef):
             one.body = [x for x in one.body if not _is_text(x)] or [ast.Pass()]
-    before = ""
+    before, above = "", ("", "")
     for line in ast.unparse(node).split("\n"):
         if line or not before.endswith(":"):
+            line, _, comment = line.partition(LINE)
+            margin = line[: len(line) - len(line.lstrip())]
+            if comment and above != (margin, comment):
+                yield f"{margin}# {comment.partition(' ')[2]}"
+            above = (margin, comment or above[1]) if margin == above[0] else (margin, comment)
             text = _with_double_quotes(line)
             if found := BROKEN.fullmatch(text):
                 margin, head, values, options, end = found.groups()

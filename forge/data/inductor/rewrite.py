@@ -1,5 +1,6 @@
 """Kernels and launches as a person would write them: names of the model's tensors and sizes, values
-that are used once inside the expression that uses them, no argument twice.
+below the line of forward that they compute, those that are used once inside the expression of that
+line which uses them, no argument twice.
 
 `rewrite` applies this last, to kernels that already are plain Triton. Each function may change the
 trees that it is given.
@@ -509,7 +510,9 @@ def _one_pass(body: list[ast.stmt], once: set[str]) -> tuple[list[ast.stmt], int
                 count += more
         if isinstance(node, ast.Assign | ast.Expr | ast.AugAssign):
             for name in [one.id for one in walk(node) if isinstance(one, ast.Name)]:
-                if name in waiting and _fits(node, name, waiting[name].value):
+                if name in waiting and _fits(node, name, waiting[name]):
+                    if isinstance(node, ast.Assign):
+                        node.type_comment = node.type_comment or waiting[name].type_comment
                     Substituted({name: waiting[name].value}).visit(node)
                     left.remove(waiting.pop(name))
                     count += 1
@@ -524,8 +527,12 @@ def _one_pass(body: list[ast.stmt], once: set[str]) -> tuple[list[ast.stmt], int
     return left, count
 
 
-def _fits(node: ast.Assign | ast.Expr | ast.AugAssign, name: str, value: ast.expr) -> bool:
-    whole = node.value
+def _fits(node: ast.Assign | ast.Expr | ast.AugAssign, name: str, given: ast.Assign) -> bool:
+    """True if the value of a name may stand in a statement: one of the same line of the problem, or
+    of none."""
+    whole, value, line = node.value, given.value, given.type_comment
+    if line and getattr(node, "type_comment", "") not in (None, line):
+        return False
     if isinstance(whole, ast.Name):
         return isinstance(node, ast.Assign)
     for one in walk(whole):
@@ -600,7 +607,7 @@ def _renumber(loop: ast.For, body: list[ast.stmt], params: set[str]) -> None:
     for name in sorted(inside - outside - params, key=lambda one: (len(one), one)):
         if match := re.fullmatch(r"(\w+?)_([2-9]|\d\d+)", name):
             options = (match[1], *(f"{match[1]}_{number}" for number in range(2, int(match[2]))))
-            free = (one for one in options if one in outside and one not in inside | fixed)
+            free = (one for one in options if one not in inside | fixed)
             if new := next(free, ""):
                 inside = inside - {name} | {new}
                 for one in walk(loop):
@@ -692,7 +699,7 @@ def _name_buffers(forward: call.Forward) -> None:
 def rewrite(traced: Traced) -> Answered:
     """The plain module of a problem. Deterministic. Raises Unanswered for a form of code that is
     not known."""
-    answer = read(traced.code)
+    answer = read(traced.code, traced.lines)
     kernels = {one.name: plain(one) for one in answer.kernels.values()}
     forward = call.read_forward(answer, traced, kernels)
     kernels = {name: with_used_parameters(_sized(one, forward)) for name, one in kernels.items()}

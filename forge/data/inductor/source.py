@@ -94,6 +94,8 @@ class Traced:
     """Names for people of the symbols of sizes: axes of inputs, of parameters, others."""
     windows: Sequence[Window] = ()
     """Its convolutions and pools that are layers."""
+    lines: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Texts of its statements by number, which the code has behind the values that they compute."""
 
     @property
     def forward(self) -> ast.FunctionDef:
@@ -116,8 +118,9 @@ def forward_of(definitions: list[ast.stmt]) -> ast.FunctionDef:
     raise Unanswered("unknown statement", "no forward")
 
 
-def read(code: str) -> GeneratedAnswer:
-    """The kernels and `call` of the text that Inductor would compile. Raises Unanswered."""
+def read(code: str, lines: Mapping[int, str]) -> GeneratedAnswer:
+    """The kernels and `call` of the text that Inductor would compile. The text of a line of the
+    problem is the comment of the statements that compute it. Raises Unanswered."""
     kernels: dict[str, GeneratedKernel] = {}
     combines: dict[str, ast.FunctionDef] = {}
     call: ast.FunctionDef | None = None
@@ -136,6 +139,7 @@ def read(code: str) -> GeneratedAnswer:
                     known = combines.setdefault(one.name, one)
                     if ast.dump(known) != ast.dump(one):
                         raise Unanswered("unknown statement", f"two functions named {one.name}")
+                _comment(main, text, lines)
                 kernels[name] = _kernel(main, name)
     assert call is not None
     return GeneratedAnswer(kernels=kernels, combines=combines, call=call)
@@ -206,6 +210,25 @@ def called(name: str, given: list[ast.expr]) -> ast.Call:
 def is_call(node: ast.AST, name: str) -> bool:
     """True for a call of a function of that name, such as `tl.load`."""
     return isinstance(node, ast.Call) and dotted(node.func) == name
+
+
+def _comment(kernel: ast.FunctionDef, text: str, lines: Mapping[int, str]) -> None:
+    """Gives the assignments of a kernel the lines of the problem whose numbers stand behind them,
+    as `12 x = self.conv(x)`; loads, which come first, have none."""
+    written, template = text.splitlines(), 0
+    for node in walk(*kernel.body):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id="LINE"), value=ast.Constant(value=int(template))):
+                kernel.body.remove(node)
+                continue
+            case ast.Assign(targets=[ast.Name(id="acc")]):
+                number = template
+            case ast.Assign(value=value) if not is_call(value, "tl.load"):
+                found = re.search(r"#@(\d+)$", written[(node.end_lineno or 0) - 1])
+                number = int(found[1]) if found else 0
+            case _:
+                continue
+        node.type_comment = f"{number} {lines[number]}" if number in lines else None
 
 
 def _kernel(node: ast.FunctionDef, name: str) -> GeneratedKernel:

@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forge.data.harvest.records import Answered, Unanswered
+from forge.data.inductor.compiler.lines import FILE, marks, texts_of
 from forge.data.inductor.compiler.sizes import Layer, Sizes, substitution
 from forge.data.inductor.compiler.templates import (
     attributes,
@@ -101,6 +102,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             if isinstance(one, torch.nn.modules.batchnorm._NormBase) and one.training:
                 one.running_mean = one.running_var = one.num_batches_tracked = None
         plain_operations(stack)
+        marks(stack)
         env = ShapeEnv(duck_shape=False)
         fake = _Fake(shape_env=env, allow_non_fake_inputs=True)
         held = sorted(_held(model), key=lambda one: "." not in one.path)  # layers first
@@ -157,6 +159,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             result=made.result,
             names=sizes.names,
             windows=sizes.windows,
+            lines=texts_of(problem),
         )
 
 
@@ -238,7 +241,7 @@ def _axes(held: Held) -> tuple[str, ...] | None:
 def _subject(problem: str) -> tuple[Any, Sequence[Any]]:
     """Model and inputs; fake ones, which take no memory, unless the problem looks into them."""
     module = types.ModuleType("problem")
-    exec(problem, module.__dict__)
+    exec(compile(problem, FILE, "exec"), module.__dict__)
     torch.manual_seed(0)
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):

@@ -37,6 +37,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
+from forge.data.inductor.compiler.lines import line_of
+
 aten = torch.ops.aten
 WINDOW = ("KERNEL", "STRIDE", "PADDING", "DILATION")
 POOL = "(Tensor x, int[] kernel, int[] stride, int[] padding, int[] dilation) -> Tensor"
@@ -318,6 +320,7 @@ def _block(size: Any, most: int) -> int:
 def _generated(template: Any, nodes: Sequence[Any], size: Sequence[Any], **options: Any) -> Any:
     x, *_ = nodes
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), [*size])
+    options["LINE"] = line_of(V.graph.current_node)
     made = template.generate(input_nodes=(*nodes,), layout=layout, num_warps=4, **options)
     assert made is not None
     return made.output_node()

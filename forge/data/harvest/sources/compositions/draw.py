@@ -107,7 +107,7 @@ def _tokens(w: ModuleWriter) -> Value:
 def _linear(w: ModuleWriter, start: Value, into: Dim) -> Value:
     """`x @ w.T + b` for the last dimension, or without `b`."""
     dims = start.dims
-    name = w.rng.choice(("linear", "linear_no_bias"))
+    name = w.rng.choice((*["linear"] * 5, "linear_no_bias"))
     w.ops.append(name)
     hint = w.rng.choice(("linear", "linear", "fc", "gemm", "gemm", "matmul", "matmul"))
     w.flops += 2.0 * count(dims) * into.size
