@@ -188,7 +188,7 @@ def _multiplied(
 
 
 _PRODUCTS: tuple[Callable[[ModuleWriter], Value], ...] = (
-    *(_rows, _rows, _rows, _rows, _tokens, *[_two_inputs] * 4, _batched, _of_tensor),
+    *(*[_rows] * 8, _tokens, *[_two_inputs] * 2, _batched, _of_tensor),
 )
 
 
@@ -793,7 +793,7 @@ def _tensor(w: ModuleWriter, shapes: Sequence[str] = TENSORS) -> Value:
 def _chain(w: ModuleWriter, num: int) -> Value:
     """Several operations; of eight, seven begin with a product or a convolution."""
     if w.rng.random() < 0.88:
-        is_short = num == 2 and w.rng.random() < 0.8  # most of its products are of two inputs
+        is_short = num == 2 and w.rng.random() < 0.4  # products of two inputs, too
         product = lone_product if is_short else w.rng.choice(_PRODUCTS)
         x = product(w) if w.rng.random() < 0.45 else convolution(w)
     else:
