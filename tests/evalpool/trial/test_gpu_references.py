@@ -19,6 +19,7 @@ from forge.evalpool.judge.channel.shm import LayoutError
 from forge.evalpool.judge.children.spawner import SandboxedChild
 from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.driver.gpu_memory import Block
+from forge.evalpool.judge.numbers import given
 from forge.evalpool.judge.reference import oracle
 from forge.evalpool.judge.trial.draws import Builder
 from forge.evalpool.judge.trial.gpu import references as module
@@ -31,8 +32,9 @@ from forge.evalpool.judge.trial.gpu.references import (
 )
 from forge.evalpool.judge.trial.judgement import Left, Results
 from forge.evalpool.judge.trial.references import Oracles as JudgeOracles
-from forge.evalpool.judge.trial.references import ReferenceFailed
+from forge.evalpool.judge.trial.references import ProblemTooLarge, ReferenceFailed
 from forge.records.problem import Problem, Split
+from tests.evalpool.benches import DRAWN, RELU
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 
@@ -256,6 +258,7 @@ def open_references(
     is_tf32: bool = False,
     is_varied: bool = True,
     small: Oracles | None = None,
+    **terms: Any,
 ) -> CardReferences:
     class Card:
         total_memory = 80 << 30
@@ -272,6 +275,7 @@ def open_references(
         is_tf32=is_tf32,
         is_varied=is_varied,
         small=small and JudgeOracles(other, num_kept=2),
+        **terms,
     )
 
 
@@ -506,6 +510,31 @@ def test_a_reference_that_took_all_its_time_is_not_asked_again(
     with pytest.raises(ReferenceFailed, match="DeadlinePassed"):
         held(references)
     assert len(oracles.answers) == 1
+
+
+@pytest.mark.parametrize("told", ["ProblemTooLarge", answer()])
+def test_a_draw_beyond_a_given_limit_is_too_large_and_not_tried_with_more_room(
+    told: str | dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracles = Oracles([told, answer()])
+    references = open_references(oracles, monkeypatch, is_varied=False, max_bytes=40)
+    with pytest.raises(ProblemTooLarge, match="p is too large for this judge"):
+        held(references)
+    assert oracles.asked == [SMALL_PLAIN]
+    assert held(open_references(oracles, monkeypatch, is_varied=False)).num_bytes > 40
+
+
+def test_an_oracle_on_a_card_counts_before_it_draws_where_there_is_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("init", "set_per_process_memory_fraction"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(oracle, "_computed", lambda *_: "drawn")
+    body = {**DRAWN, "source": RELU, "precision": "fp32", "device": "cuda", "memory_share": 0.1}
+    assert oracle._compute({**body, "max_bytes": 1, "is_limited": False}) == "drawn"
+    assert oracle._compute({**body, "max_bytes": 1 << 14, "is_limited": True}) == "drawn"
+    with pytest.raises(given.ProblemTooLarge, match="GB for 2 sets"):
+        oracle._compute({**body, "max_bytes": (1 << 14) - 1, "is_limited": True})
 
 
 def test_a_full_card_is_not_the_references_fault(monkeypatch: pytest.MonkeyPatch) -> None:

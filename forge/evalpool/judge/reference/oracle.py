@@ -170,13 +170,15 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         torch.cuda.init()  # a generator that is made later would have torch's own seed
         torch.cuda.set_per_process_memory_fraction(request["memory_share"])
     run_eagerly(request["source"])
-    if terms.device == "cpu":
+    needed = None
+    if terms.device == "cpu" or request.get("is_limited"):
         needed = require_room(
             request["source"],
             entry_point=request["entry_point"],
             precision=terms.precision,
             max_bytes=UNLIMITED if "small" in request else terms.max_bytes,
         )
+    if terms.device == "cpu":
         if "small" in request and needed is not None and needed > request["small"][0]:
             raise NotSmall(needed)
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)

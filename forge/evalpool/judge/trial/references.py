@@ -325,6 +325,14 @@ def failed(problem: ReferenceModule, words: str) -> ReferenceFailed:
     return ReferenceFailed(clean(without_paths(f"the reference of {problem.problem_id} {words}")))
 
 
+def failure(problem: ReferenceModule, body: dict[str, Any]) -> ReferenceFailed:
+    """The error of an oracle that has failed."""
+    kind, message = body.get("type"), str(body.get("message"))
+    if kind == "ProblemTooLarge":
+        return too_large(problem, message)
+    return failed(problem, f"fails: {kind}: {message}")
+
+
 class HostReferences(References[draws.HostDraw]):
     """Draws of a judge without a card."""
 
@@ -351,7 +359,7 @@ class HostReferences(References[draws.HostDraw]):
                 return self._asked(problem, plain=True, wide=False)
         except OutOfMemory as error:
             words = f"its reference needs more than {self._max_bytes / 1e9:.3g} GB"
-            raise _too_large(problem, f"{words} (judge.memory_bytes)") from error
+            raise too_large(problem, f"{words} (judge.memory_bytes)") from error
         except frames.DeadlinePassed as error:
             limit = f"{self._timeout_s:g} s (judge.compile_timeout_s and judge.correct_timeout_s)"
             raise failed(problem, f"gave no results within {limit}") from error
@@ -367,17 +375,10 @@ class HostReferences(References[draws.HostDraw]):
             limits = {"timeout_s": self._timeout_s, "draw_timeout_s": self._draw_timeout_s}
             answer = receive_answer(oracle.sock, **limits)
             if answer.kind is Kind.FAILED:
-                raise self._failed(problem, answer.body)
+                error = failure(problem, answer.body)
+                raise OutOfMemory if is_out_of_memory(str(error)) else error
             found = draws.Delivered.taken(answer.body, fd, max_bytes=self._max_bytes)
             return draws.HostDraw(found.draw(problem), found.parts)
-
-    def _failed(self, problem: ReferenceModule, body: dict[str, Any]) -> Exception:
-        kind, message = body.get("type"), str(body.get("message"))
-        if kind == "ProblemTooLarge":
-            return _too_large(problem, message)
-        if is_out_of_memory(f"{kind}: {message}"):
-            return OutOfMemory()
-        return failed(problem, f"fails: {kind}: {message}")
 
 
 def receive_answer(sock: socket.socket, *, timeout_s: float, draw_timeout_s: float) -> frames.Frame:
@@ -395,5 +396,5 @@ def receive_answer(sock: socket.socket, *, timeout_s: float, draw_timeout_s: flo
             raise frames.DeadlinePassed("the reference computes past its limit")
 
 
-def _too_large(problem: ReferenceModule, words: str) -> ProblemTooLarge:
+def too_large(problem: ReferenceModule, words: str) -> ProblemTooLarge:
     return ProblemTooLarge(clean(f"{problem.problem_id} is too large for this judge: {words}"))

@@ -33,6 +33,8 @@ from forge.evalpool.judge.trial.references import (
     ReferenceFailed,
     References,
     failed,
+    failure,
+    too_large,
 )
 from forge.evalpool.judge.wide.compare import Elements, OnCard, Question, agree
 from forge.records.problem import ReferenceModule
@@ -147,8 +149,10 @@ class CardReferences(References[CardDraw]):
         self, oracles: Oracles, *, is_tf32: bool, small: Oracles | None = None, **terms: Any
     ) -> None:
         """`small` oracles, without the card's files, draw small problems. Another project's
-        protocol has torch's defaults of TF32."""
+        protocol has torch's defaults of TF32. A problem is as large as the card lets it be, unless
+        `max_bytes` are given: then it is held to them, as on a CPU."""
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
+        self._is_limited = "max_bytes" in terms
         terms = {"max_bytes": int(DRAW_SHARE * self._memory_bytes), **terms}
         super().__init__(oracles, max_cached_bytes=int(CACHE_SHARE * self._memory_bytes), **terms)
         self._tf32 = Tf32.of(is_tf32, is_other=not self._is_varied)
@@ -158,7 +162,8 @@ class CardReferences(References[CardDraw]):
         self._freed = threading.Condition(self._lock)
 
     def _request(self, problem: ReferenceModule, **terms: Any) -> dict[str, Any]:
-        return super()._request(problem, **self._tf32.request, **terms)
+        own = {**self._tf32.request, "is_limited": self._is_limited}
+        return super()._request(problem, **own, **terms)
 
     def _draw(self, problem: ReferenceModule, shared: Turn, **terms: Any) -> CardDraw:
         found = 0 if self._small is None else self._small.draw(problem)
@@ -247,13 +252,14 @@ class CardReferences(References[CardDraw]):
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
-            kind, message = answer.body.get("type"), answer.body.get("message")
-            error = failed(problem, f"fails: {kind}: {message}")
-            raise NoRoom(str(error)) if kind == "OutOfMemoryError" else error
+            error = failure(problem, answer.body)
+            raise NoRoom(str(error)) if answer.body.get("type") == "OutOfMemoryError" else error
         if answer.body.get("is_short") is True and body["memory_share"] < LARGE_SHARE:
             raise NoRoom("something that it may do without had no room")
         specs = parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
+        if self._is_limited and num_bytes > self._max_bytes:  # its size was not known before
+            raise too_large(problem, f"a draw of {num_bytes / 1e9:.3g} GB")
         block = create_block(num_bytes)
         try:
             fill = {"block_bytes": block.num_bytes}
