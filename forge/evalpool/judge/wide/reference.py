@@ -312,11 +312,12 @@ def _noisy(
         tuple(value.shape), calls.limit_on(value.device)
     ):  # a large one has no room
         part = value[block]
-        factor = torch.empty_like(part).uniform_(-1, 1).mul_(noise)
+        factor = torch.empty_like(part).uniform_(-1, 1).mul_(noise).add_(1)
         if not is_rounded:
-            factor.masked_fill_(part.view(torch.int64).bitwise_and(bits) == 0, 0.0)
-        factor.add_(1).mul_(part)
-        made[block] = factor if below == math.inf else torch.where(part.abs() < below, factor, part)
+            factor.masked_fill_(part.view(torch.int64).bitwise_and(bits) == 0, 1.0)
+        if below < math.inf:
+            factor.masked_fill_(part.abs() >= below, 1.0)
+        torch.mul(part, factor, out=made[block])
     return made
 
 

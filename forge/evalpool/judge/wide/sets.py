@@ -1063,9 +1063,11 @@ def distance(
         return 0.0
     length = one.shape[-1] if one.ndim else 1
     rows, others = (calls.widened(each).reshape(-1, length) for each in (one, other))
-    if not math.isfinite(float(torch.linalg.vector_norm(rows, dtype=torch.float64))):
+    whole = float(torch.linalg.vector_norm(rows, dtype=torch.float64))
+    if not math.isfinite(whole):
         rows, others = _with_equal_ones(rows, others)
-    whole = float(torch.linalg.vector_norm(rows, dtype=torch.float64)) / math.sqrt(rows.numel())
+        whole = float(torch.linalg.vector_norm(rows, dtype=torch.float64))
+    whole /= math.sqrt(rows.numel())
     tiny = torch.finfo(torch.float64).tiny
     scales = rows.new_full((len(rows), 1), max(whole, tiny), dtype=torch.float64)
     if by_row:
