@@ -160,6 +160,7 @@ def test_a_draw_asks_for_the_program_of_its_sketch(bench: Any, source: str, is_p
     draws = trials.given if is_plain else trials.references
     kept = draws.hold(one)
     assert kept.draw.is_sketched_by(sketch), (kept.draw.request, sketch.request)
+    assert sketch.kinds == kept.draw.kinds
     draws.let_go(kept)
 
 

@@ -109,7 +109,7 @@ class Compiled:
         ]
         self.num_begun = 0
 
-    def begin(self, kernels: Sequence[Kernel], *_: Any) -> None:
+    def begin(self, kernels: Sequence[Kernel], *_: Any, **__: Any) -> None:
         self.num_begun += len(kernels)
 
     def compile(self, kernels: Sequence[Kernel], *_: Any, **__: Any) -> list[Any]:

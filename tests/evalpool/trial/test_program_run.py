@@ -678,13 +678,14 @@ def test_a_candidate_is_judged_and_timed_beside_its_baseline(
     alone: list[bool] = []
     made, out = scaled(factor)
     program, content = made.done(out), reference()
-    captured = Captured(program=program, data=data_of(program))
+    captured, compiler = Captured(program=program, data=data_of(program)), Compiled(made.binaries)
     baseline = Baseline(gpu_us=(50.0,) * 9, probe_us=1.0)
     timed_after: list[bool] = []
 
     class References:
         def hold(self, problem: object, *, shared: object) -> CardDraw:
             held.append(problem)
+            assert compiler.num_begun  # in float64, while it is drawn
             return content
 
         def let_go(self, held_one: object) -> None:
@@ -722,7 +723,7 @@ def test_a_candidate_is_judged_and_timed_beside_its_baseline(
         sketches=SimpleNamespace(of=sketch),
         captures=NoCapture(captured),
         facts=SimpleNamespace(of=lambda *_, **__: ProblemFacts(num_bytes=content.draw.num_bytes)),
-        compiler=Compiled(made.binaries),
+        compiler=compiler,
         executors=SimpleNamespace(taken=taken, are_in_use=True),
         device=SimpleNamespace(
             memory_bytes=1 << 30, recent_probe_us=lambda: 1.0, roofline_share=lambda **_: None

@@ -133,10 +133,10 @@ class Compiler:
             results.append(found)
         return results
 
-    def begin(self, kernels: Sequence[Kernel], target: str) -> None:
+    def begin(self, kernels: Sequence[Kernel], target: str, *, is_rewritten: bool = False) -> None:
         """Begins to compile kernels that may be asked for soon."""
         for kernel in kernels:
-            self._submit(self._job(kernel, target, False))
+            self._submit(self._job(kernel, target, is_rewritten))
 
     def too_large(self, kernels: Sequence[Kernel], target: str) -> list[Failure | None]:
         """Finds the kernels whose tiles need more shared memory than the target has.

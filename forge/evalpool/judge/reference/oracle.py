@@ -20,7 +20,7 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,14 @@ from numpy.typing import NDArray
 from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, TensorSpec, offsets
+from forge.evalpool.judge.numbers import called as calls
 from forge.evalpool.judge.numbers import parameters
-from forge.evalpool.judge.numbers.called import Unjudgeable, are_finite, call_on, dtype_name
 from forge.evalpool.judge.numbers.given import Arguments, Terms, require_room
 from forge.evalpool.judge.numbers.opcount import OpCounter, has_products
 from forge.evalpool.judge.reference.construct import describe, reported, run_eagerly, training_read
 from forge.evalpool.judge.reference.subject import Describer, Subject, rounded_terms, terms_of
 from forge.evalpool.judge.wide.plants import plant_state
+from forge.evalpool.judge.wide.reference import CannotWiden, kinds_of
 from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw
 from forge.evalpool.judge.wide.sought import done_by
 from forge.records.examination import Flag
@@ -77,6 +78,7 @@ def _draw(sock: socket.socket) -> int | None:
     deadline = time.monotonic() + IDLE_S
     asked = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True)
     request, failure, is_full = asked.body, None, False
+    layout, tensors = dict[str, Any](), list[torch.Tensor]()
     try:
         if request.get("sketch") is True:
             frames.send(sock, Kind.LAYOUT, _sketch(request))
@@ -135,7 +137,7 @@ def _key(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _sketch(request: dict[str, Any]) -> dict[str, Any]:
     """The layout of a draw of one set, without values: its source runs on torch's `meta` device.
-    Raises whatever a source does there that needs values."""
+    Its `kinds` are those that types say. Raises whatever a source does there that needs values."""
     run_eagerly(request["source"])
     terms = Terms(
         precision=request["precision"],
@@ -149,11 +151,15 @@ def _sketch(request: dict[str, Any]) -> dict[str, Any]:
         inputs = subject.draw()
         reads: list[None] = []
         with training_read(lambda: reads.append(None)):
-            called = call_on(subject.model, inputs)
+            called = calls.call_on(subject.model, inputs)
         held = subject.held(is_sketch=True)
         one = InputSet(inputs=inputs, outputs=called.outputs, changed=[], form=called.form)
         state = dict(subject.model.state_dict()) | held
         layout, _ = _describe(subject.init, state=state, sets=[one])
+        kinds = frozenset[str]()
+        with suppress(CannotWiden):
+            if not terms.is_plain:
+                kinds = kinds_of(subject.model, calls.leaves(inputs), called.outputs, ())
     subject.module.__dict__.clear()  # typing remembers its classes, and they its constants
     return {
         **layout,
@@ -163,6 +169,7 @@ def _sketch(request: dict[str, Any]) -> dict[str, Any]:
         "flops": 0,
         "names": [],
         "form": called.form,
+        "kinds": sorted(kinds),
         "training": bool(reads),
     }
 
@@ -192,7 +199,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         torch.set_num_threads(num_threads)
     try:
         return _computed(request, terms)
-    except Unjudgeable as error:
+    except calls.Unjudgeable as error:
         if torch.get_num_threads() == 1 or error.flag is not Flag.NONDETERMINISTIC:
             raise
     torch.set_num_threads(1)  # sums of several threads may be added in any order
@@ -271,7 +278,7 @@ def _moved_and_drawn(
                 plant_state(model, before, has_rows=has_plants > 1, has_indices=is_indexing)
         try:
             found = draw()
-            is_good = are_finite(found.sets[0].outputs) and not (
+            is_good = calls.are_finite(found.sets[0].outputs) and not (
                 has_plants and (found.why == ROUNDING or found.is_constant)
             )
             if is_last or is_good:
@@ -316,14 +323,16 @@ def _describe(
             for one in sets
         ],
     }
-    layout["tensors"] = [[dtype_name(tensor), list(tensor.shape)] for tensor in describer.tensors]
+    layout["tensors"] = [
+        [calls.dtype_name(tensor), list(tensor.shape)] for tensor in describer.tensors
+    ]
     return layout, describer.tensors
 
 
 def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor]) -> None:
     from forge.evalpool.judge.driver import gpu_memory
 
-    specs = [TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in tensors]
+    specs = [TensorSpec(calls.dtype_name(tensor), tuple(tensor.shape)) for tensor in tensors]
     starts, _ = offsets(specs)
     torch.cuda.empty_cache()
     block = gpu_memory.open_block(fd, num_bytes)

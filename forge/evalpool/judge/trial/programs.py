@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -47,6 +47,7 @@ from forge.evalpool.judge.ttir import verify
 from forge.evalpool.judge.ttir.parse import InvalidModule, malformed, parse
 from forge.evalpool.judge.ttir.tree import Module
 from forge.evalpool.judge.wide.patterns import VALUE, about
+from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
 from forge.records.reason import Reason, Status
 from forge.records.verdict import LaunchFacts
 
@@ -343,6 +344,17 @@ class Programs:
         with self.phases.timed("compile"):
             return self.compiler.compile(program.kernels, program.target, is_rewritten=is_wide)
 
+    def widened(self, program: Program) -> Program:
+        """The program in float64, for a card. Raises Narrow."""
+        draw = self.draw
+        found = widened(
+            program,
+            draw.kinds,
+            inputs=[draw.specs[index].dtype for index in draw.sets[0].inputs],
+            parameters={name: draw.specs[index].dtype for name, index in draw.named.items()},
+        )
+        return at_one_stage(found)
+
     def require_binaries(
         self,
         program: Program,
@@ -401,10 +413,14 @@ class Programs:
     def _require_able(self, program: Program) -> None:
         """Raises Decided for a program with a kernel that must run and that Triton cannot compile,
         where that is asked for, or that needs more shared memory than there is. On a card, one that
-        waits for no draw is compiled with its other questions."""
+        waits for no draw is compiled with its other questions; in float64 while it is drawn."""
         if self.is_on_card:
             if self.device is None and len(program.kernels) <= NUM_AHEAD:
                 self.require_kernels(program, self.binaries(program))
+                if self.draw.kinds:
+                    with suppress(Narrow):
+                        wide = self.widened(program)
+                        self.compiler.begin(wide.kernels, wide.target, is_rewritten=True)
         elif self.table.compile == "binary":
             self.require_kernels(program, self.binaries(program))
         else:

@@ -42,7 +42,7 @@ from forge.evalpool.judge.trial.judgement import Device, Left, Narrowed, Results
 from forge.evalpool.judge.trial.programs import NUM_AHEAD, Programs, needed_kernels
 from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, STATEFUL_WORDS, Decided, Finding
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, OnCard, Question, Wanted, agree
-from forge.evalpool.judge.wide.program import Narrow, at_one_stage, widened
+from forge.evalpool.judge.wide.program import Narrow
 from forge.records.reason import Reason, Status
 
 NUM_FURTHER, FURTHER_S = 16, 0.5
@@ -169,17 +169,10 @@ class CardDevice(Device):
         return self._wide[captured.data]
 
     def _widened(self, program: form.Program) -> form.Program:
-        draw = self.programs.draw
         try:
-            found = widened(
-                program,
-                draw.kinds,
-                inputs=[draw.specs[index].dtype for index in draw.sets[0].inputs],
-                parameters={name: draw.specs[index].dtype for name, index in draw.named.items()},
-            )
+            return self.programs.widened(program)
         except Narrow as narrow:
             raise Narrowed(str(narrow)) from None
-        return at_one_stage(found)
 
     def _able_of(self, captured: Captured) -> list[tuple[int, list[int]]]:
         """Steps of the choices of a program in float64, each with the alternatives that compile.
