@@ -1,6 +1,8 @@
 """Question 1's and question 2's comparison."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -271,3 +273,15 @@ def test_the_first_difference_is_told_with_statistics_and_digits_that_tell_them_
     words = words_of(right, got.tobytes())
     assert words.startswith("output[0]: expected 1.0001, got 1.0005;")
     assert "100% are NaN" in words_of(right, b"\xff" * 800)
+
+
+@pytest.mark.parametrize("of_kind", [OnCard, in_bytes])
+def test_a_large_output_is_told_by_its_first_difference(
+    of_kind: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "MAX_MASK", 16)
+    right = torch.ones(8, 10)
+    got = right.clone()
+    got[4, 3:] = 2.0
+    found = mismatch(Wanted(values=of_kind(right), question=REAL), of_kind(got))
+    assert found == ("output[4, 3]: expected 1, got 2; 9% of elements differ", None)

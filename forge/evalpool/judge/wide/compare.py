@@ -291,12 +291,15 @@ def mismatch(
     differs, right = wanted.differing(got), wanted.values
     if bool(wanted.allows(differs, got)):
         return None
-    mask: Mask = np.asarray(differs if right.xp is np else differs.cpu().numpy())
-    first = int(mask.argmax())
+    flat, starts = differs.reshape(-1), range(0, math.prod(differs.shape), MAX_MASK)
+    start = next(one for one in starts if bool(flat[one : one + MAX_MASK].any()))
+    part = flat[start : start + MAX_MASK]
+    mask: Mask = np.asarray(part if right.xp is np else part.cpu().numpy())
+    first = start + int(mask.argmax())
     pair = right.number(first), got.number(first)
-    if mask.size > MAX_MASK:
-        num = int(np.count_nonzero(mask))
-        return describe(first, pair, mask.shape, num, name=name), None
+    if len(starts) > 1:  # a card's mask of gigabytes stays there
+        return describe(first, pair, differs.shape, int(flat.sum()), name=name), None
+    mask = mask.reshape(differs.shape)
     expected, values = values_of(right, name=name), values_of(got, name=name)
     return words_of(expected, values, mask, pair=pair, name=name, operands=operands), mask
 
