@@ -638,17 +638,15 @@ def gather(operands: Operands, kinds: Signature, attributes: Attributes) -> list
 
 
 def histogram(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
-    """Counts of the integers `0, 1, ..., bins - 1`; others, and masked ones, are not counted."""
+    """Counts of integers by their lowest bits, as of a card; masked ones are not counted."""
     shape = shape_of(kinds.operands[0])
     kind = kinds.results[0]
     (bins,) = shape_of(kind)
     full = [expanded(array, shape) for array in operands]
     n = max(len(array) for array in full)
-    values = np.broadcast_to(full[0], (n, *shape)).astype(np.int64)
-    counted = (values >= 0) & (values < bins)
-    if len(full) > 1:
-        counted = counted & full[1]
-    places = (values + bins * np.arange(n)[:, None])[counted]
+    values = np.broadcast_to(full[0], (n, *shape)).astype(np.int64) & (bins - 1)
+    counted = full[1] if len(full) > 1 else np.ones_like(values, np.bool_)
+    places = (values + bins * np.arange(n)[:, None])[np.broadcast_to(counted, values.shape)]
     counts = np.bincount(places, minlength=n * bins).reshape(n, bins)
     return [counts.astype(dtype_of(scalar_of(kind)))]
 
