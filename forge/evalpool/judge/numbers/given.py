@@ -201,13 +201,9 @@ def placed(value: Any, terms: Terms) -> Any:
 
 def cast(value: Any, precision: str) -> Any:
     """Model or input tensor to the problem's precision; fp32 leaves what the problem made."""
-    if precision == "fp32":
-        return value
-    if isinstance(value, torch.nn.Module):
-        return value.to(DTYPES[precision])
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.to(DTYPES[precision])
-    return value
+    is_tensor = isinstance(value, torch.Tensor) and value.is_floating_point()
+    is_cast = precision != "fp32" and (is_tensor or isinstance(value, torch.nn.Module))
+    return value.to(DTYPES[precision]) if is_cast else value
 
 
 HALVES = ("fp16", "bf16")

@@ -675,9 +675,9 @@ def _sparse(old: Values, kept: Places | torch.Tensor) -> Values:
     return torch.where(kept, old, 0.0)
 
 
-def _end_of(old: Values, *, is_head: bool) -> Values:
-    num = random.randrange(1, max(2, len(old)))
-    return _sparse(old, (torch.arange(len(old)) < num) == is_head)
+def _end_of(_: Ground, old: Values) -> Values:
+    is_head = torch.arange(len(old)) < random.randrange(1, max(2, len(old)))
+    return _sparse(old, is_head if random.random() < 0.5 else ~is_head)
 
 
 def _few_of(_: Ground, old: Values) -> Values:
@@ -760,7 +760,7 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
         [old[: len(old) // 2], old[: -(-len(old) // 2)].flip(0)]
     )),
     "periodic row": (
-        "ordered", lambda _, old: old[torch.arange(len(old)) % random.choice((2, 2, 3, 4))]
+        "ordered", lambda _, old: old[torch.arange(len(old)) % random.choice((2, 2, *range(3, 9)))]
     ),
     "row of levels": ("ordered", lambda ground, old: _levels(ground, old, in_runs=False)),
     "row of runs": ("runs", lambda ground, old: _levels(ground, old, in_runs=True)),
@@ -786,10 +786,10 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "full row": ("", lambda ground, old: torch.full_like(old, ground.domain.high or 1.0)),
     "empty row": ("", lambda ground, old: torch.full_like(old, ground.domain.low)),
     "row of few": ("shaped", _few_of),
-    "row of odd zeros": ("shaped", lambda _, old: _sparse(old, torch.arange(len(old)) % 2 == 0)),
-    "row of even zeros": ("shaped", lambda _, old: _sparse(old, torch.arange(len(old)) % 2 == 1)),
-    "head row": ("shaped", lambda _, old: _end_of(old, is_head=True)),
-    "tail row": ("shaped", lambda _, old: _end_of(old, is_head=False)),
+    "row of zeros between": ("shaped", lambda _, old: _sparse(
+        old, torch.arange(len(old)) % 2 == random.randrange(2)
+    )),
+    "head or tail row": ("shaped", _end_of),
     "sign row": ("shaped", lambda _, old: torch.where(old < 0, -1.0, 1.0).double()),
     "row of bits": ("shaped", lambda _, old: (old > old.mean()).double()),
     "whole row": ("shaped", lambda ground, old: (4 * old / ground.rms).round()),
@@ -813,8 +813,6 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     ),
     "padded row": ("shaped", _padded),
     "mixed row": ("shaped", _mixed),
-    **{f"row of period {n}": ("shaped", lambda _, old, n=n: old[torch.arange(len(old)) % n])
-       for n in range(2, 9)},
     "negative index row": ("wrapped", lambda _, old: -1 - old),
     "multiple row": ("related", lambda _, old: old * random.choice((2.0, 3.0, 0.5, -2.0))),
     "square row": ("related", lambda _, old: old * old),
