@@ -495,12 +495,17 @@ def _between(ground: Ground) -> tuple[Places, Values]:
         made = gaps.gather(-1, torch.rand(gaps.shape).argsort(-1))
     else:
         span = low * (length - 1)
-        cuts = torch.stack([torch.randperm(span - 1)[: length - 2].sort().values + 1 for _ in rows])
+        near = random.randint(length - 1, span)
+        cuts = torch.stack([torch.randperm(near - 1)[: length - 2].sort().values + 1 for _ in rows])
+        cuts[:, random.randrange(length - 1) :] += span - near  # behind a distance of most
         cuts = torch.nn.functional.pad(torch.nn.functional.pad(cuts, (1, 0)), (0, 1), value=span)
         made = cuts.diff(dim=-1).double()
     made = torch.cat([rows[:, :1], rows[:, :1] + made.cumsum(-1)], -1)
-    if not is_strict(ground):  # a total that is less than all
-        made = made.clamp(max=made[:, -random.randint(2, max(2, length // 4)), None])
+    if not is_strict(ground):  # one distance that is several, or a total that is less than all
+        start, end = random.randrange(length // 2), random.randrange(length // 2, length - 1)
+        made[:, start : end + 1] = made[:, start, None]
+        if ground.turn % 2:
+            made = made.clamp(max=made[:, -random.randint(2, max(2, length // 4)), None])
     return torch.arange(made.numel()), made.flatten()
 
 
