@@ -108,8 +108,8 @@ class OpCounter(Watching):
         """Memory of inputs and of elementwise functions of them: the input, None of several."""
         self._fixed = set[int]()
         """Memory of tensors that are made of none."""
-        self.names: set[str] = set()
-        """Operations that read or write data."""
+        self.names: dict[str, int] = {}
+        """Operations that read or write data, and how often."""
         self.flops = 0
         self.made_bytes = 0
         """Bytes of all results."""
@@ -170,7 +170,7 @@ class OpCounter(Watching):
                 is_cast = name in CASTS and any(one.is_floating_point() for one in given)
                 self.is_truncating |= is_cast and whole
                 self.halves |= _rounded_to(name, given, made)
-                self.names.add(name)
+                self.names[name] = self.names.get(name, 0) + 1
                 self.flops += _flops(name, given, made)
                 self.made_bytes += sum(one.nbytes for one in made)
         return out

@@ -511,9 +511,9 @@ def _between(ground: Ground) -> tuple[Places, Values]:
 
 # --- rows
 
-MAX_ROWS, ROW_SHARE = 48, 3
+MAX_ROWS, ROW_SHARE, FEW_ROWS = 48, 3, 8
 """Rows of a set: at most so many where the reference compares something, half as many else; and one
-in so many."""
+in so many; of so few all but a quarter."""
 FAR = 1100.0
 """Distance of a row that is lowered or raised: exp of it vanishes or overflows in float64."""
 FAR_IN_SINGLE = 100.0
@@ -534,7 +534,9 @@ class _Row(NamedTuple):
 
 def _bound(ground: Ground, old: Values, side: float) -> Values:
     """A whole row above a constant that the reference compares with, below it, or next to it."""
-    constant = random.choice(ground.constants(far=False) or [1.0])
+    is_any = not side or ground.domain.low >= 0
+    sought = [one for one in ground.constants(far=False) if is_any or one * side > 0] or [1.0]
+    constant = random.choice((random.choice(sought), max(sought, key=abs)))
     noise = torch.rand(old.shape, dtype=torch.float64)
     if not side:
         return constant * (1 + (noise - 0.5) / 4)  # long products stay, and one-pass variances
@@ -569,8 +571,9 @@ def _moved(ground: Ground, old: Values, sign: float) -> Values:
 
 
 def _equal(ground: Ground, old: Values) -> Values:
-    """Equal values; of floats powers of two, whose sums are exact: a deviation in one pass is 0."""
-    value = float(random.choice(old))
+    """Equal values; of floats up to 4 times as much, as of a gate that lets a whole row through,
+    or powers of two, whose sums are exact: a deviation in one pass is 0."""
+    value = float(random.choice(old)) * (2.0 ** random.randrange(3) if ground.is_float else 1)
     if ground.is_float and value and math.isfinite(value) and random.random() < 0.5:
         value = math.copysign(2.0 ** round(math.log2(abs(value))), value)
     return torch.full_like(old, value)
@@ -708,10 +711,12 @@ def _across(_: Ground, old: Values) -> Values:
     return torch.cat([turned.flatten(), old.new_zeros(len(old) % 2)])
 
 
-def _with_extremum(_: Ground, old: Values, at: int) -> Values:
-    made = old.clone()
-    most = int(made.argmax())
-    made[at], made[most] = old[most], old[at]
+def _ended(_: Ground, old: Values) -> Values:
+    """The maximum at one end, the minimum at the other one."""
+    made, first = old.clone(), random.choice((0, -1))
+    for end, extremum in ((first, torch.argmax), (-1 - first, torch.argmin)):
+        place = int(extremum(made))
+        made[[end, place]] = made[[place, end]]
     return made
 
 
@@ -734,8 +739,8 @@ def _mixed(ground: Ground, old: Values) -> Values:
     return old
 
 
-LINKED = "linked row"
-"""Indices each of which is a neighbour's: a chain as long as the row."""
+LINKED, ENDED = "linked row", "ended row"
+"""Indices each of which is a neighbour's: a chain as long as the row; extrema at its ends."""
 
 ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "zero row": ("zero", lambda _, old: torch.zeros_like(old)),
@@ -756,7 +761,7 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "shifted row": ("copied", lambda _, old: old.roll(random.randrange(len(old)))),
     "turned row": ("turned", lambda _, old: old.flip(0)),
     "shuffled row": ("turned", lambda _, old: old[torch.randperm(len(old))]),
-    "rising row": ("ordered", lambda _, old: old.sort().values),
+    "rising row": ("rising", lambda _, old: old.sort().values),
     "falling row": ("ordered", lambda _, old: old.sort(descending=True).values),
     "peaked row": ("ordered", _peaked),
     "cut row": ("ordered", _cut),
@@ -810,8 +815,7 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "row but one": ("shaped", lambda _, old: torch.full_like(old, float(old[0])).index_fill_(
         0, torch.randint(len(old), (1,)), float(old[-1])
     )),
-    "first row": ("shaped", lambda ground, old: _with_extremum(ground, old, 0)),
-    "last row": ("shaped", lambda ground, old: _with_extremum(ground, old, -1)),
+    ENDED: ("ended", _ended),
     "odd row": ("shaped", lambda _, old: old - old.flip(0)),
     "distinct row": (
         "shaped", lambda ground, old: _numbered(ground, old)[torch.randperm(len(old))]
@@ -829,7 +833,8 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
 }  # fmt: skip
 """Kinds of rows, columns and slabs, and of whole inputs: what of `rows_for` allows them, and their
 values."""
-SHAPES = tuple(kind for kind, (what, _) in ROWS.items() if what in ("shaped", "ordered"))
+WITHIN = ("shaped", "ordered", "rising", "ended")
+SHAPES = tuple(kind for kind, (what, _) in ROWS.items() if what in WITHIN)
 LOUD = {*FAR_KINDS, "special", "special row"}
 """Kinds beside which others do not show: they have sets of their own."""
 ALONE = FAR_KINDS - {"far constant", "beyond"}
@@ -873,6 +878,7 @@ def rows_for(ground: Ground) -> list[str]:
         and (is_two or (form in ("free", "norms") and ground.domain.low < 0)),
         "turned": is_copied and looks.tells_rows,
         "ordered": is_ordered,
+        "rising": is_ordered or (is_free and "orders" in looks.does),
         "runs": is_ordered or (is_two and looks.tells_rows),
         "special": is_any and looks.special and form != "sorted",
         "added": is_short and is_agreeing and "adds" in looks.does and "sizes" not in looks.does,
@@ -881,6 +887,7 @@ def rows_for(ground: Ground) -> list[str]:
         "columns": form == "ordered",
         "counted": is_two,
         "shaped": looks.is_aimed and form in ("free", "two", "sorted", "whole"),
+        "ended": is_agreeing and (looks.is_aimed or "extrema" in looks.does),
         "linked": is_free and ground.is_index,
         "wrapped": looks.is_aimed and ground.is_index,
         "related": looks.is_aimed and bool(ground.others()) and is_agreeing,
@@ -898,7 +905,8 @@ def tensors_for(ground: Ground) -> list[str]:
     if form == "two":
         return [*([] if ground.domain.is_filled else ["empty row"]), "full row"]
     if ground.is_float:
-        return ["scaled row", "zero row", "lowered row", "positive row"]
+        reads = "reads" in ground.looks.does and ground.constants(far=False)
+        return ["scaled row", "zero row", "lowered row", "row above" if reads else "positive row"]
     return ["constant row", "empty row"]
 
 
@@ -929,11 +937,14 @@ def joined_for(ground: Ground) -> list[str]:
     inputs, belongs together: a rare row would be missed."""
     form, looks, shape = ground.domain.form, ground.looks, ground.value.shape
     is_free, decides = form == "free", "decides" in looks.does
+    is_few = shape[:-1].numel() <= FEW_ROWS
     if form not in ("free", "two", "sorted") or shape[-1:].numel() < MIN_ROW or is_strict(ground):
         return []
     has = {
-        "equal row": len(shape) == 1 and form != "two" and not ground.is_float,
+        "equal row": is_few and form != "two" and not ground.is_float,
         FEW_EACH: form == "two" or (decides and ground.is_float),
+        EVERY + "equal row": is_free and "walks" in looks.does,
+        EVERY + ENDED: is_few and is_free and "extrema" in looks.does,  # too few rows for all kinds
         EVERY + "stepped row": is_free and decides and ground.constants(far=False),
         EVERY + "cut row": is_free and looks.tells_rows,
         "chain input": form == "two" and shape[-2:-1] == shape[-1:],
@@ -1155,8 +1166,8 @@ def _lines(value: torch.Tensor, turn: int, num: int) -> list[Places]:
         is_row = len(fixed) == value.ndim - 1
         if not 1 < count < size or (size // count > MAX_SLAB and not is_row):
             continue
-        if num > MAX_ROWS:
-            most = count - count // 4
+        if num > MAX_ROWS or count <= FEW_ROWS:
+            most = count - max(1, count // 4)
         elif count <= MAX_ROWS // 2 or num == MAX_ROWS:
             most = count // 2
         else:

@@ -576,7 +576,7 @@ class Draws:
 
     def _moves_all(self, ground: Ground) -> bool:
         """True if a few elements of one row of an input move most of an output, or if it has no
-        other rows and some output has less elements."""
+        other rows and some output has less elements, or if Python code reads a value."""
         length, device = ground.value.shape[-1], ground.value.device
         row = random.randrange(ground.value.numel() // length)
         at = row * length + torch.randint(length, (NUM_MOVED,), device=device)
@@ -590,7 +590,7 @@ class Draws:
         found = self._tried(self._with(self._known.inputs, [group]))
         if found is None:
             return False
-        return any(
+        return "reads" in self._looks.does or any(
             (ground.value.ndim == 1 and 2 * one.numel() < ground.value.numel())
             or (one.shape == other.shape and float((one != other).double().mean()) > MOST)
             for one, other in zip(self._known.outputs, found.outputs, strict=True)

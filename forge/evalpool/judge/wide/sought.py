@@ -36,12 +36,17 @@ DOES = {
         "adds": r"(sum|mm|mean)\Z",
         "decides": r"\A(eq|ne|lt|le|gt|ge|isin|isclose|bucketize|searchsorted)\Z",
         "joins": "all|any|sum|mean|min|max|prod|cum|sort|norm|mm|count",  # elements of a row
+        "walks": r"\Awalk\Z",  # one operation in many steps
+        "reads": "_local_scalar_dense",
+        "orders": "sort|topk|kthvalue|median|quantile|unique",
         "bits": "bitwise|shift",
         "extrema": r"\A(?!clamp|maximum|minimum)(.*max|.*min|sort|topk|.*sumexp|masked_fill)",
     }.items()
 }
 """Names of operations by what a reference does with them: an integer of "sizes" may be one of
 memory or a number of steps of Python's; beside "extrema" a kernel may have -1e6 for infinity."""
+MIN_STEPS = 24
+"""Calls of one operation by a reference that walks along its inputs."""
 IGNORED = re.compile(r"\bignore_index\s*=\s*(-?\d+)")
 PERMUTES = re.compile(r"randperm|argsort|topk|multinomial|sample\(")
 """In a source whose indices may all be different by design, though it could be chance."""
@@ -141,6 +146,7 @@ class Looks:
 def done_by(counted: OpCounter, source: str) -> frozenset[str]:
     """The keys of DOES whose operations a call has."""
     names = [*counted.names, *(["tolist"] if ".tolist(" in source else [])]
+    names += ["walk"] if max(counted.names.values(), default=0) >= MIN_STEPS else []
     return frozenset(what for what, one in DOES.items() if any(map(one.search, names)))
 
 
@@ -227,9 +233,10 @@ MIN_ROW = 8
 MIN_ORDERED = 16
 """Rows of a few columns of which one is not below another by chance: corners of boxes."""
 MIN_FILLED = 6
-"""Rows of which no column of two values has the larger one alone by chance."""
+"""Rows of which the first or last column of two values has not the larger one alone by chance."""
 MAX_CHANCE = 1e-6
-"""Chance by which indices are all different in all draws, below which it is by design."""
+"""Chance by which indices are all different in all draws, or another column has one value alone,
+below which it is by design."""
 
 
 def opened(tensor: torch.Tensor) -> torch.Tensor:
@@ -316,8 +323,9 @@ def _is_filled(draws: Sequence[torch.Tensor], *, is_constant: bool) -> bool:
     rows = [rows_of(one) == one.max() for one in draws]
     length = min(one.shape[-1] for one in rows)
     every = torch.cat([one[:, :length] for one in rows])
-    is_design = len(every) >= MIN_FILLED and bool(every.all(0).any())
-    return is_design or (is_constant and bool(every.any(-1).all()))
+    full, chance = every.all(0), length * float(every.double().mean()) ** len(every)
+    is_likely = bool(full[[0, -1]].any()) or (chance < MAX_CHANCE and bool(full.any()))
+    return (is_likely and len(every) >= MIN_FILLED) or (is_constant and bool(every.any(-1).all()))
 
 
 def _form(draws: list[torch.Tensor], *, is_constant: bool, permutes: bool) -> str:
