@@ -8,13 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 
-def forge(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def forge(*args: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command that ends with this code."""
+    done = subprocess.run(
         [sys.executable, "-m", "forge", *args],
         cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
 
 
 def start(cwd: Path, *args: str) -> subprocess.Popen[str]:
@@ -60,11 +64,16 @@ def is_alive(pid: int) -> bool:
 
 
 def last_trained(root: Path) -> int:
+    return max((step for (step,) in so_far(root, "SELECT step FROM sample_uses")), default=0)
+
+
+def so_far(root: Path, query: str, *values: object) -> list[tuple[Any, ...]]:
+    """Rows of a run; none while it has no tables."""
     try:
         with opened(root) as db:
-            return db.execute("SELECT coalesce(max(step), 0) FROM sample_uses").fetchone()[0]
+            return db.execute(query, values).fetchall()
     except sqlite3.OperationalError:
-        return 0
+        return []
 
 
 @contextmanager

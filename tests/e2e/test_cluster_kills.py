@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import tempfile
 import time
@@ -17,7 +16,7 @@ import pytest
 
 from forge.process.sockets import remove_left_dirs
 from tests.cluster.nodes import LocalNodes, local_nodes, needs_ray
-from tests.e2e.commands import children_of_run, last_trained, opened, start, until, wait_for
+from tests.e2e.commands import children_of_run, last_trained, opened, so_far, start, until, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT
 
 pytestmark = [
@@ -66,12 +65,8 @@ class Run:
         return any(f"-m {module} " in command for command in self.nodes.children())
 
     def began(self, stage: str) -> bool:
-        try:
-            with opened(self.root) as db:
-                query = "SELECT count(*) FROM events WHERE kind = 'stage_start' AND message = ?"
-                return db.execute(query, (stage,)).fetchone()[0] > 0
-        except sqlite3.OperationalError:
-            return False
+        query = "SELECT 1 FROM events WHERE kind = 'stage_start' AND message = ?"
+        return so_far(self.root, query, stage) != []
 
     def stop(self, module: str) -> None:
         """Stop a child on a node, so that what it does next lasts until its node is lost."""

@@ -51,7 +51,6 @@ def test_a_killed_supervisor_leaves_no_child_on_a_node(
     run.communicate()
     wait_for(lambda: nodes.children() == [], timeout_s=30, what="the hosts' children to end")
     checked = forge("cluster", "check", "grpo.toml", "--json", cwd=grpo_project)
-    assert checked.returncode == 0, checked.stdout
     names = [each["name"] for each in json.loads(checked.stdout)["findings"]]
     assert len(names) == 5
     assert names[-2:] == ["engines", "judges"]

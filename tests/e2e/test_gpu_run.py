@@ -112,7 +112,6 @@ def test_engine_judge_and_trainer_share_a_gpu_and_leave_it_free(tmp_path: Path) 
     card = write(tmp_path, steps=20)
     before = free_bytes(card)
     ran = forge("run", "card.toml", *sets(), cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
     assert f"GPU {card.index} has serve, judge, train" in ran.stderr + ran.stdout
     wait_for(
         lambda: free_bytes(card) > before - NOISE_BYTES, timeout_s=FREE_WITHIN_S, what="the card"
@@ -127,8 +126,7 @@ def test_a_second_run_is_refused_and_a_killed_run_leaves_the_gpu_free(tmp_path: 
     wait_for(lambda: trains(root) or first.poll() is not None, timeout_s=200, what="a checkpoint")
     assert first.poll() is None, first.communicate()[1]
     assert free_bytes(card) < before - NOISE_BYTES
-    second = forge("run", "card.toml", *sets(), cwd=tmp_path)
-    assert second.returncode == 3, second.stderr
+    second = forge("run", "card.toml", *sets(), cwd=tmp_path, code=3)
     assert f"is used by run card-1, pid {first.pid}" in second.stderr
     assert not (tmp_path / "runs" / "card-2").exists()
     first.send_signal(signal.SIGKILL)
@@ -169,8 +167,7 @@ def somebody_else(code: str, num_bytes: int) -> Iterator[subprocess.Popen[bytes]
 def test_a_gpu_filled_by_another_process_is_refused_with_numbers(tmp_path: Path) -> None:
     card = write(tmp_path, steps=1)
     with somebody_else(HOLDS, free_bytes(card) - (4 << 30)):
-        refused = forge("run", "card.toml", *sets(), cwd=tmp_path)
-    assert refused.returncode == MachineError.exit_code, refused.stderr
+        refused = forge("run", "card.toml", *sets(), cwd=tmp_path, code=MachineError.exit_code)
     last = refused.stderr.strip().splitlines()[-1]
     assert " are free: " in last
     assert " GB" in last
@@ -229,8 +226,7 @@ def test_a_trainer_on_a_full_gpu_is_retried_once_then_stopped_with_numbers(
     wait_for(
         lambda: free_bytes(card) > before - NOISE_BYTES, timeout_s=FREE_WITHIN_S, what="the card"
     )
-    resumed = forge("resume", "card-1", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    forge("resume", "card-1", cwd=tmp_path)
 
 
 def is_at(root: Path, stage: str) -> bool:

@@ -29,25 +29,16 @@ num_problems = 1
 """
 ONE_MORE = '\n[[stage]]\nkind = "eval"\nnum_problems = 1\n'
 
-GIVEN = """\
+GIVEN = f"""\
 name = "given"
 [prompt]
 preset = "tiny"
 [model]
 path = "runs/lora-1/weights/init"
 adapter = "runs/lora-1/weights/sft-000002"
-[problems]
-num_problems = 100
-num_heldout = 24
-[rollout]
-max_completion_tokens = 8
-[judge]
-workers = 1
-[[stage]]
+{LITTLE}[[stage]]
 kind = "eval"
 num_problems = 1
-samples = 1
-max_turns = 1
 """
 
 
@@ -55,8 +46,7 @@ max_turns = 1
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lora")
     (folder / "lora.toml").write_text(EXPERIMENT)
-    done = forge("run", "lora.toml", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    forge("run", "lora.toml", cwd=folder)
     return folder / "runs" / "lora-1"
 
 
@@ -75,15 +65,13 @@ def test_an_adapter_is_served_on_resume_and_asked(ran: Path, tmp_path: Path) -> 
     shutil.copytree(ran, root, symlinks=True)
     resolved = root / "experiment.toml"
     resolved.write_text(resolved.read_text() + ONE_MORE)  # as if stopped before it
-    resumed = forge("resume", "lora-1", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    forge("resume", "lora-1", cwd=tmp_path)
     with opened(root) as db:
         evaluated = db.execute("SELECT stage, policy_version FROM evaluations").fetchall()
     assert evaluated == [("eval-0", 0), ("eval-2", 1), ("eval-3", 1)]
 
     (tmp_path / "f.py").write_text(FUNCTION)
     solved = forge("solve", "f.py", "--model=lora-1", "--budget=1", "--json", cwd=tmp_path)
-    assert solved.returncode == 0, solved.stderr
     log = Path(json.loads(solved.stdout)["path"]) / "logs" / "latest" / "serve-0.log"
     assert f"from {root}/weights/sft-000002" in log.read_text()
 
@@ -91,8 +79,7 @@ def test_an_adapter_is_served_on_resume_and_asked(ran: Path, tmp_path: Path) -> 
 def test_an_adapter_of_another_run_is_served_from_the_start(ran: Path) -> None:
     folder = ran.parents[1]
     (folder / "given.toml").write_text(GIVEN)
-    given = forge("run", "given.toml", cwd=folder)
-    assert given.returncode == 0, given.stderr
+    forge("run", "given.toml", cwd=folder)
     served = (folder / "runs" / "given-1" / "logs" / "latest" / "serve-0.log").read_text()
     begun = f"version 0 from {ran}/weights/sft-000002"
     assert begun in served, "before anything is published"

@@ -30,8 +30,7 @@ def test_overlap_keeps_its_bounds_through_a_kill(grpo_project: Path) -> None:
     killed = start(grpo_project, "run", "grpo.toml")
     until(killed, lambda: last_trained(root) >= 4, what="step 4 to be trained")
     kill(killed, root)
-    finished = forge("resume", "grpo-1", cwd=grpo_project)
-    assert finished.returncode == 0, finished.stderr
+    forge("resume", "grpo-1", cwd=grpo_project)
 
     with opened(root) as db:
         steps, youngest, oldest = db.execute(
@@ -82,8 +81,7 @@ def test_a_model_is_trained_on_what_it_sampled_around_replies(tmp_path: Path) ->
     answers = (*ANSWERS, CALL)
     teach(tmp_path / "model", problems=problems, answers=answers, sizes=sizes, words=words)
     (tmp_path / "grpo.toml").write_text(TOOLED)
-    ran = forge("run", "grpo.toml", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    forge("run", "grpo.toml", cwd=tmp_path)
     with open_run(RunPaths(tmp_path / "runs" / "grpo-1")) as reader:
         calls = reader.rows("SELECT * FROM v_calls JOIN samples USING (group_id, rollout, turn)")
         stored = reader.rows(

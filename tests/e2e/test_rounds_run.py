@@ -1,12 +1,11 @@
 """A run of rounds: search, SFT on its best answers, GRPO, evaluation; killed in round 2."""
 
 import json
-import sqlite3
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import forge, kill, opened, start, until
+from tests.e2e.commands import forge, kill, opened, so_far, start, until
 from tests.e2e.experiments import PROBLEM, SIZES, teach
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
@@ -81,11 +80,7 @@ NAMES = [f"{kind}-{n} (round {1 + n // 4})" for n, kind in enumerate(
 
 
 def begun(root: Path) -> list[str]:
-    try:
-        with opened(root) as db:
-            rows = db.execute("SELECT message FROM events WHERE kind = 'stage_start'").fetchall()
-    except sqlite3.OperationalError:
-        return []
+    rows = so_far(root, "SELECT message FROM events WHERE kind = 'stage_start'")
     return [name for (name,) in rows]
 
 
@@ -101,7 +96,6 @@ def test_rounds_that_were_killed_in_the_second_one_go_on(tmp_path: Path) -> None
     root = tmp_path / "runs" / "rounds-1"
 
     planned = forge("plan", "rounds.toml", cwd=tmp_path)
-    assert planned.returncode == 0, planned.stderr
     assert all(name in planned.stdout for name in NAMES)
 
     run = start(tmp_path, "run", "rounds.toml")
@@ -109,8 +103,7 @@ def test_rounds_that_were_killed_in_the_second_one_go_on(tmp_path: Path) -> None
     kill(run, root)
     with opened(root) as db:
         kept = db.execute("SELECT count(*) FROM groups WHERE stage = 4").fetchone()
-    resumed = forge("resume", "rounds-1", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+    forge("resume", "rounds-1", cwd=tmp_path)
     assert list(dict.fromkeys(begun(root))) == NAMES
     assert begun(root).count(NAMES[4]) == 1, "a finished stage is not played again"
 
@@ -134,6 +127,5 @@ def test_rounds_that_were_killed_in_the_second_one_go_on(tmp_path: Path) -> None
 
     shown = json.loads(forge("show", "rounds-1", "--json", cwd=tmp_path).stdout)
     assert [each["name"] for each in shown["stages"]] == NAMES
-    report = forge("report", "rounds-1", "--out", "report.html", cwd=tmp_path)
-    assert report.returncode == 0, report.stderr
+    forge("report", "rounds-1", "--out", "report.html", cwd=tmp_path)
     assert NAMES[7] in (tmp_path / "report.html").read_text()

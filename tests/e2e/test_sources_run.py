@@ -134,8 +134,7 @@ def write_experiment(project: Path) -> None:
 def build_all(project: Path) -> None:
     """Builds rows of whatever problems, also held-out ones, without a judge."""
     every = ["--set", "heldout.paths=[]", "--set", "filters.judged=false"]
-    built = forge("data", "build", "build.toml", *every, cwd=project)
-    assert built.returncode == 0, built.stderr[-3000:]
+    forge("data", "build", "build.toml", *every, cwd=project)
 
 
 def write_rows(project: Path, rows: list[dict[str, object]]) -> None:
@@ -144,8 +143,7 @@ def write_rows(project: Path, rows: list[dict[str, object]]) -> None:
 
 def test_rows_of_the_compiler_teach_a_model_kernels_in_one_experiment(project: Path) -> None:
     write_rows(project, book(*TRAINED, HELDOUT[0]))
-    built = forge("data", "build", "build.toml", cwd=project)
-    assert built.returncode == 0, built.stderr[-3000:]
+    forge("data", "build", "build.toml", cwd=project)
     manifest = json.loads((project / "built" / "manifest.json").read_text())
     reasons = {step["step"]: step["reasons"] for step in manifest["steps"] if step["reasons"]}
     assert list(reasons) == ["contamination"]
@@ -153,8 +151,7 @@ def test_rows_of_the_compiler_teach_a_model_kernels_in_one_experiment(project: P
     assert manifest["rows"]["train"] == len(TRAINED)
 
     write_experiment(project)
-    done = forge("run", "x.toml", cwd=project)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forge("run", "x.toml", cwd=project)
     with opened(project / "runs" / "full-1") as db:
         splits = dict(db.execute("SELECT problem_id, split FROM problems"))
         evaluations = db.execute(
@@ -183,7 +180,6 @@ def test_rows_are_trained_on_as_often_as_asked_and_an_evaluation_on_their_proble
         "run", "x.toml", "--set", "problems.duplicates=allow",
         "--set", f'stage=[{sft}, {{ kind = "eval" }}]', cwd=project,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
     root = project / "runs" / "full-1"
     assert (root / "weights" / "sft-000004").is_dir(), "2 rows by 2, four times"
     assert "trained on 2 of 2 problems" in done.stdout + done.stderr

@@ -1,7 +1,6 @@
 """`forge eval` on a server as a user runs it: killed in the middle, resumed, and its results."""
 
 import json
-import sqlite3
 import time
 from collections import Counter
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from tests.answering import Handler, answering
 from tests.cli.relu_kernel import KERNEL
-from tests.e2e.commands import forge, kill, opened, start, until
+from tests.e2e.commands import forge, kill, opened, so_far, start, until
 from tests.e2e.experiments import PROBLEM
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(400)]
@@ -38,11 +37,7 @@ class ReluServer(Handler):
 
 
 def finished_problems(root: Path) -> set[str]:
-    try:
-        with opened(root) as db:
-            found = db.execute("SELECT problem_id FROM groups WHERE num_rollouts > 0").fetchall()
-    except sqlite3.OperationalError:
-        return set()
+    found = so_far(root, "SELECT problem_id FROM groups WHERE num_rollouts > 0")
     return {name for (name,) in found}
 
 
@@ -59,8 +54,7 @@ def test_an_evaluation_that_was_killed_plays_only_what_is_missing(tmp_path: Path
         kill(run, root)
         finished = finished_problems(root)
         before = Counter(ReluServer.asked)
-        resumed = forge("resume", root.name, cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
+        forge("resume", root.name, cwd=tmp_path)
     assert 2 <= len(finished) < 6
     later = ReluServer.asked - before
     assert later == {name: 2 for name in FUNCTIONS if name not in finished}
@@ -88,9 +82,8 @@ def test_a_search_that_was_killed_keeps_every_answer(tmp_path: Path) -> None:
         until(run, lambda: answers(root) >= 8, what="eight answers")
         kill(run, root)
         kept = answers(root)
-        resumed = forge("resume", root.name, cwd=tmp_path)
+        forge("resume", root.name, cwd=tmp_path)
         asked = sum(ReluServer.asked.values()) - before
-    assert resumed.returncode == 0, resumed.stderr
     assert 8 <= kept < 24
     again = 2 * 6  # those on their way, and those judged in the last 100 ms, before a commit
     assert 24 <= answers(root) <= asked <= 24 + again
@@ -99,14 +92,9 @@ def test_a_search_that_was_killed_keeps_every_answer(tmp_path: Path) -> None:
             "SELECT problem_id, count(*) FROM v_turns WHERE is_correct GROUP BY problem_id"
         ).fetchall()
     assert [name for name, _ in correct] == ["relu"]
-    exported = forge("kernels", "export", root.name, "--out", "best", cwd=tmp_path)
-    assert exported.returncode == 0, exported.stderr
+    forge("kernels", "export", root.name, "--out", "best", cwd=tmp_path)
     assert (tmp_path / "best" / "relu" / "kernel.py").is_file()
 
 
 def answers(root: Path) -> int:
-    try:
-        with opened(root) as db:
-            return db.execute("SELECT count(*) FROM verdicts").fetchone()[0]
-    except sqlite3.OperationalError:
-        return 0
+    return len(so_far(root, "SELECT 1 FROM verdicts"))
