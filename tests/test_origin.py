@@ -8,9 +8,9 @@ from pathlib import Path
 
 import forge
 from forge import origin
-from forge.cli import run_command
 from forge.origin import RECORD, CodeOrigin, read_origin
 from forge.runner.attempt import describe_attempt
+from tests.views.terminals import told
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -27,8 +27,7 @@ def make_repository(root: Path) -> Path:
 
 
 def test_the_version_has_the_commit(capsys):
-    assert run_command(["--version"]) == 0
-    said = capsys.readouterr().out
+    said = told(capsys, "--version")
     assert re.fullmatch(
         rf"forge {forge.__version__}( \(commit [0-9a-f]{{12}}(, changed)?\))?\n", said
     )

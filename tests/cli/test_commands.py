@@ -20,6 +20,7 @@ from forge.process.gpu_locks import claim
 from forge.runner.plan import machine as claiming
 from forge.runner.plan import machine as machine_module
 from tests.gpus import make_gpu
+from tests.views.terminals import told
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -80,8 +81,7 @@ def test_ctrl_c_in_a_command_is_one_line(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("forge.config.load.load_experiment", interrupted)
-    assert cli.run_command(["plan", "x.toml"]) == 130
-    assert capsys.readouterr().err.strip() == "forge: stopped by Ctrl-C"
+    assert told(capsys, "plan", "x.toml", code=130).strip() == "forge: stopped by Ctrl-C"
 
 
 def test_of_several_errors_only_the_cause_is_printed(capsys):
@@ -188,8 +188,7 @@ def test_a_command_imports_nothing_that_it_does_not_need(argv, heavy):
 def test_a_run_on_another_system_than_linux_is_refused_with_exit_3(command, monkeypatch, capsys):
     sysconfig.get_config_vars()  # imports a module named after the platform, once
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert cli.run_command([command, "x"]) == 3
-    assert "forge runs on Linux only" in capsys.readouterr().err
+    assert "forge runs on Linux only" in told(capsys, command, "x", code=3)
 
 
 def test_half_a_surrogate_pair_is_printed_as_a_json_escape(capsys):
@@ -213,8 +212,7 @@ def test_a_detached_run_downloads_its_model_in_the_foreground(monkeypatch, tmp_p
 
     monkeypatch.setattr("forge.runner.prepare.hub.locate_model", refuse)
     argv = ["run", "-d", str(QUICKSTART), f"--set=store.dir={tmp_path}/r"]
-    assert cli.run_command(argv) == 3
-    assert capsys.readouterr().err == "forge: the hub cannot be reached\n"
+    assert told(capsys, *argv, code=3) == "forge: the hub cannot be reached\n"
     assert not (tmp_path / "r").exists()
 
 
@@ -257,15 +255,13 @@ CARD = make_gpu()
 
 
 def test_a_plan_for_an_assumed_machine_shows_its_gpus_and_reasons(capsys):
-    assert cli.run_command(["plan", str(QUICKSTART), "--assume", "3xH100-80GB", *ON_GPUS]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, "plan", QUICKSTART, "--assume", "3xH100-80GB", *ON_GPUS)
     assert "assumed: 3xH100-80GB" in shown
     assert "· devices.train = auto: 2 of 3" in shown
     (trainer,) = [line for line in shown.splitlines() if line.startswith("trainer ")]
     assert "GPU 1-2" in trainer
     argv = ["plan", str(QUICKSTART), "--assume", "3xH100-80GB", *ON_GPUS, "--json"]
-    assert cli.run_command(argv) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = json.loads(told(capsys, *argv))
     devices = {each["name"]: each["device"] for each in plan["processes"]}
     assert (devices["judge-0"], devices["trainer"]) == ("GPU 0", "GPU 1-2")
     assert plan["processes"][-1]["gpu_bytes"] > 0
@@ -278,10 +274,8 @@ def test_files_of_another_machine_need_not_be_on_this_one(tmp_path, capsys):
         f'problems.path = "{tmp_path}/nowhere"\nserve.python = "{tmp_path}/python"\n'
         '[devices]\ngpus = "auto"\nserve = "auto"\n[[stage]]\nkind = "eval"\n'
     )
-    assert cli.run_command(["plan", str(tmp_path / "x.toml"), "--assume", "1xH100-80GB"]) == 0
-    assert "vllm" in capsys.readouterr().out
-    assert cli.run_command(["plan", str(tmp_path / "x.toml")]) == 2
-    assert "nowhere" in capsys.readouterr().err
+    assert "vllm" in told(capsys, "plan", tmp_path / "x.toml", "--assume", "1xH100-80GB")
+    assert "nowhere" in told(capsys, "plan", tmp_path / "x.toml", code=2)
 
 
 def test_an_invalid_assumed_machine_is_refused(capsys):
@@ -307,8 +301,7 @@ def one_card(monkeypatch, tmp_path):
 def test_a_run_on_a_gpu_in_use_is_refused_before_it_has_a_directory(one_card, capsys):
     asked = ["--set=devices.gpus=auto", "--set=devices.judge=1"]
     with claim([CARD], run="first-3", folder=one_card):
-        assert cli.run_command(["run", str(QUICKSTART), *asked]) == 3
-        assert "is used by run first-3, pid " in capsys.readouterr().err
+        assert "is used by run first-3, pid " in told(capsys, "run", QUICKSTART, *asked, code=3)
         assert cli.run_command(["run", str(QUICKSTART), *asked, "--wait", "0.01"]) == 3
         assert capsys.readouterr().err.endswith(" after 0 s\n")
     assert not (one_card / "runs").exists()

@@ -16,7 +16,7 @@ from forge.commands.judge.judge import JudgeJob, JudgingRequest, parse_overrides
 from forge.data.problem_files import find_problem
 from forge.records import Status, Verdict
 from tests.cli.relu_kernel import KERNEL, PROBLEM, WRONG
-from tests.views.terminals import shown
+from tests.views.terminals import shown, told
 
 ROOT = Path(__file__).parents[2]
 SURROGATE = KERNEL.replace("        y = ", "        raise ValueError('\\ud800')\n        y = ")
@@ -94,8 +94,7 @@ def test_a_directory_is_judged_into_a_table_and_a_summary(folder, monkeypatch, c
     (answers / "b.py").write_text(WRONG)
     (answers / "deep" / "c.py").write_text("")
     (answers / "note.txt").write_text("no candidate")
-    assert cli.run_command(["judge", "p.py", "answers", "--device", "cpu"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = told(capsys, "judge", "p.py", "answers", "--device", "cpu").splitlines()
     assert [line.split()[:3] for line in lines[1:5]] == [
         ["a.py", "p", "correct"], ["aa.py", "p", "compile_error"], ["b.py", "p", "wrong"],
         ["deep/c.py", "p", "rejected"],

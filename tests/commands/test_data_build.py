@@ -38,6 +38,7 @@ from tests.data.build.samples import (
 )
 from tests.examples import examples
 from tests.prompting import PROMPTS
+from tests.views.terminals import told
 
 
 def build(folder: Path, rows: Sequence[Any], **tables: dict[str, Any]) -> Mapping[str, Any]:
@@ -200,14 +201,12 @@ def test_rows_of_several_formats_are_read_or_named_with_the_reason(tmp_path, cap
     write_jsonl(tmp_path / "rows.jsonl", MIXED)
     settings = settings_file(tmp_path)
     settings.write_text(settings.read_text().replace("trinity", "messages"))
-    assert run_command(["data", "build", str(settings), "--set", "filters.quality=false"]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, "data", "build", settings, "--set", "filters.quality=false")
     assert "rows.jsonl:3: broken row: found columns text; a row has messages" in shown
     assert "rows.jsonl:5: broken row: role: found tool; " in shown
     assert "2 rows" in shown
     assert [row["origin"] for row in written(tmp_path)] == ["rows.jsonl:1"], "the same again"
-    assert run_command(["data", "show", str(tmp_path / "rows.jsonl"), "--json"]) == 0
-    unread = json.loads(capsys.readouterr().out)["unread"]
+    unread = json.loads(told(capsys, "data", "show", tmp_path / "rows.jsonl", "--json"))["unread"]
     assert sorted(unread.values()) == [1, 2]
 
 
@@ -379,8 +378,7 @@ def test_an_input_that_breaks_off_is_one_line(tmp_path, capsys):
     path.write_bytes(data)
     file = settings_file(tmp_path)
     argv = ["data", "build", str(file), "--set", f"input.path={path}"]
-    assert run_command(argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = told(capsys, *argv, code=2).splitlines()
     assert f"input.path: {path}: cannot be read: " in line
 
 
@@ -409,13 +407,11 @@ def test_a_disk_that_is_full_before_the_first_row_is_named_with_the_directory(
 def test_the_command_prints_steps_and_show_repeats_them(tmp_path, capsys):
     model = write_tokenizer(tmp_path / "model")
     write_jsonl(tmp_path / "rows.jsonl", [*make_rows(3), "{"])
-    assert run_command(["data", "build", str(settings_file(tmp_path))]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, "data", "build", settings_file(tmp_path))
     assert "1 broken JSON" in shown
     assert "3 train rows in" in shown
     file = str(tmp_path / "out/train.parquet")
-    assert run_command(["data", "show", file, "--limit", "2", "--tokenizer", str(model)]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, "data", "show", file, "--limit", "2", "--tokenizer", model)
     assert shown.count("[assistant]") == 2
     assert "3 rows: 3 with 1 answers" in shown
     assert "tokens or more" in shown
@@ -424,8 +420,7 @@ def test_the_command_prints_steps_and_show_repeats_them(tmp_path, capsys):
 
 def test_show_escapes_what_a_row_says_and_counts_broken_rows(tmp_path, capsys):
     write_jsonl(tmp_path / "rows.jsonl", [{"text": "\x1b[31mred"}, "{"])
-    assert run_command(["data", "show", str(tmp_path / "rows.jsonl")]) == 0
-    shown = capsys.readouterr().out
+    shown = told(capsys, "data", "show", tmp_path / "rows.jsonl")
     assert "\x1b[31m" not in shown
     assert "2 rows" in shown
     assert "1 broken JSON: " in shown

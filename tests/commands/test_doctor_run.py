@@ -21,6 +21,7 @@ from forge.store.write.rows import Record
 from forge.train.batch import write_batch
 from forge.train.checkpoints import checkpoint_dir, write_manifest
 from tests.store.storefactory import group, samples, small_run, write_run
+from tests.views.terminals import told
 
 EXPERIMENT = """\
 name = "toy"
@@ -75,14 +76,12 @@ def contents(root: Path) -> dict[str, bytes]:
 
 def test_a_whole_run_has_no_warning_and_is_not_changed(root, capsys):
     before = contents(root)
-    assert run_command(["doctor", str(root), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(told(capsys, "doctor", root, "--json"))
     assert printed["ok"]
     assert printed["resume"] == {"stage": "sft-1", "step": 2, "num_steps": 3, "repeated": 1}
     assert {each["severity"] for each in printed["findings"]} == {"ok"}
     assert contents(root) == before
-    assert run_command(["doctor", str(root)]) == 0
-    assert "sft-1 after step 2 of 3; again: step 3" in capsys.readouterr().out
+    assert "sft-1 after step 2 of 3; again: step 3" in told(capsys, "doctor", root)
 
 
 def test_a_run_that_runs_can_be_checked(root, capsys):

@@ -21,6 +21,7 @@ from forge.records import Reason, Status, Verdict
 from forge.rollout.play import verdict_without_code
 from forge.runner.prepare.prompt_facts import prompts_for, to_event
 from tests.store.storefactory import attempt, problem, write_run
+from tests.views.terminals import told
 
 CHAT_TEMPLATE = Path(chat.__file__).with_name("chat_template.jinja")
 SOURCE = (Path(__file__).parents[1] / "zoo" / "problems" / "relu.py").read_text()
@@ -67,9 +68,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
-    assert run_command(["data", "prompt", *argv]) == code
-    printed = capsys.readouterr()
-    return printed.out if code == 0 else printed.err
+    return told(capsys, "data", "prompt", *argv, code=code)
 
 
 def test_a_file_alone_is_shown_with_the_default_prompts(folder, capsys):

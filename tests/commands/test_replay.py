@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 import pytest
 
-from forge import cli
 from forge.commands import replay
 from forge.commands import replay as replaying
 from forge.config.load import load_experiment
@@ -27,6 +26,7 @@ from forge.store.reader import open_run
 from forge.train.batch import write_batch
 from forge.train.checkpoints import checkpoint_dir, write_manifest
 from tests.store.storefactory import group, samples, use, write_run
+from tests.views.terminals import told
 
 EXPERIMENT = """\
 name = "toy"
@@ -186,8 +186,7 @@ def test_only_keys_of_the_step_may_be_set(key, step, words):
     "spec", ["toy-1", "toy-1:", ":3", "toy-1:0", "toy-1:x", "toy-1:-1", "toy-1:1.5"]
 )
 def test_a_spec_without_run_or_step_is_refused(spec, capsys):
-    assert cli.run_command(["train", "--replay", spec]) == 2
-    assert "found no RUN:STEP" in capsys.readouterr().err
+    assert "found no RUN:STEP" in told(capsys, "train", "--replay", spec, code=2)
 
 
 def report(loss: float, norm: float = 1.5, **changes: Any) -> replay.ReplayReport:

@@ -21,6 +21,7 @@ from forge.process.sockets import open_socket_dir
 from forge.store.layout import RunPaths, create_run, open_run_lock, read_status, write_status
 from forge.views import logs
 from forge.views.logs import parse_filter, read_logs
+from tests.views.terminals import told
 
 
 @pytest.fixture
@@ -52,13 +53,11 @@ def test_a_silent_supervisor_is_an_exit_code_behind_what_the_store_has(
 
 def test_a_supervisor_that_has_just_begun_is_no_failure(canned_run, control_socket, capsys):
     assert not control_socket.exists()
-    assert run_command(["status", str(canned_run.root), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["silence"] is None
+    assert json.loads(told(capsys, "status", canned_run.root, "--json"))["silence"] is None
 
 
 def test_a_finished_run_has_five_lines(canned_run, capsys):
-    assert run_command(["status", str(canned_run.root)]) == 0
-    first, evaluated, gained, best, more = capsys.readouterr().out.splitlines()
+    first, evaluated, gained, best, more = told(capsys, "status", canned_run.root).splitlines()
     assert first.endswith("done, attempt 1, took 6m23, ended 2026-11-21 18:14 UTC")
     assert evaluated.startswith("latest evaluation: pass@1 54.7 %")
     assert "sft-1 +21.9 points (95 %: +9.4 to +34.4); grpo-3 +12.5 points" in gained
@@ -76,8 +75,7 @@ def test_a_stage_without_rows_has_trained_nothing(canned_run, capsys):
             "INSERT INTO events (at, kind, message, data, attempt) "
             """VALUES (0, 'sft_rows', 'sft-1: no correct answer; left out', '{"stage":1}', 1)"""
         )
-    assert run_command(["status", str(canned_run.root)]) == 0
-    said = capsys.readouterr().out
+    said = told(capsys, "status", canned_run.root)
     assert "sft-1 +" not in said
     assert "grpo-3 +12.5 points" in said
 

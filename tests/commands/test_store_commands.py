@@ -21,6 +21,7 @@ from forge.train.gguf import made_models
 from tests.report.made_runs import make_run
 from tests.store.storefactory import small_run
 from tests.tui.supervisors import supervising
+from tests.views.terminals import told
 
 
 def later() -> float:
@@ -140,8 +141,7 @@ def test_nothing_is_removed_without_yes(store, monkeypatch, capsys):
     assert "never-1  (directory of a run that never began)" in said.out
     assert "nothing was removed; --yes removes it" in said.err
     assert names(store) == LEFTOVERS
-    assert run_command(["gc", "--store", str(store), "--yes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["removed"] is True
+    assert json.loads(told(capsys, "gc", "--store", store, "--yes", "--json"))["removed"] is True
     assert names(store) == []
     assert (store / "notes.txt").exists()
     assert (store / "done-1" / "run.db").exists()
@@ -152,8 +152,7 @@ def test_ps_lists_what_runs(canned_run, capsys):
     assert run_command(argv) == 0
     assert "no run is running" in capsys.readouterr().err
     with supervising(canned_run):
-        assert run_command([*argv, "--json"]) == 0
-        (row,) = json.loads(capsys.readouterr().out)
+        (row,) = json.loads(told(capsys, *argv, "--json"))
         assert run_command(argv) == 0
     assert (row["name"], row["done"], row["pid"]) == ("quickstart-1", 12, os.getpid())
     assert row["cpu_cores"] == pytest.approx(2.96)

@@ -14,6 +14,7 @@ from forge.records.verdict import OtherVerdict, ShapeVerdict
 from forge.store.reader import open_run
 from tests.evalpool.program.programs import addition
 from tests.store.storefactory import turn, write_run
+from tests.views.terminals import told
 
 PROGRAM = zstandard.compress(wire.dumps(addition()))
 
@@ -53,8 +54,7 @@ def test_equal_programs_are_stored_once(root):
     ],
 )
 def test_a_turn_is_shown_with_its_program_or_the_reason_for_none(root, turn_id, words, capsys):
-    assert cli.run_command(["show", str(root), "--turn", turn_id]) == 0
-    printed = capsys.readouterr().out
+    printed = told(capsys, "show", root, "--turn", turn_id)
     assert words in printed
     assert printed.startswith(f"{turn_id}  ")
     assert "@triton.jit" in printed
@@ -65,8 +65,7 @@ def test_a_turn_is_shown_with_its_program_or_the_reason_for_none(root, turn_id, 
     [("g9.r0.t0", "toy-1 has no such turn"), ("g1", "not the id of a turn; write g12.r3.t1")],
 )
 def test_a_turn_that_is_none_is_an_error(root, turn_id, words, capsys):
-    assert cli.run_command(["show", str(root), "--turn", turn_id]) == 2
-    assert words in capsys.readouterr().err
+    assert words in told(capsys, "show", root, "--turn", turn_id, code=2)
 
 
 def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(tmp_path, capsys):
@@ -80,8 +79,7 @@ def test_verdicts_of_other_protocols_are_stored_beside_the_one_that_counts(tmp_p
     assert (row["turn_id"], row["protocol"]) == ("g1.r0.t0", "kernelbench")
     assert (row["status"], row["own_status"], row["is_agreed"]) == ("correct", "wrong", 0)
     assert row["own_detail"].startswith("first mismatch")
-    assert cli.run_command(["show", str(root), "--turn", "g1.r0.t0"]) == 0
-    assert "kernelbench: correct (ok)\n" in capsys.readouterr().out
+    assert "kernelbench: correct (ok)\n" in told(capsys, "show", root, "--turn", "g1.r0.t0")
 
 
 def test_results_by_shape_are_stored_once_and_shown_with_the_turn(tmp_path, capsys):

@@ -15,6 +15,7 @@ from forge.config.schema import Experiment
 from forge.errors import ConfigError, MachineError
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.plan import Plan, plan
+from tests.views.terminals import told
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments"
@@ -135,12 +136,10 @@ def test_the_first_line_of_an_experiment_names_a_schema_that_is_there(folder, tm
 
 
 def test_without_a_name_all_recipes_are_listed_with_a_sentence(capsys):
-    assert run_command(["init", "--json"]) == 0
-    listed = {each["name"]: each["summary"] for each in json.loads(capsys.readouterr().out)}
+    listed = {each["name"]: each["summary"] for each in json.loads(told(capsys, "init", "--json"))}
     assert sorted(listed) == NAMES
     assert all(re.fullmatch(r"\S.{20,300}\.", summary) for summary in listed.values())
-    assert run_command(["init"]) == 0
-    assert all(name in capsys.readouterr().out for name in NAMES[:1])
+    assert all(name in told(capsys, "init") for name in NAMES[:1])
 
 
 def test_an_unknown_name_is_one_line_with_the_nearest_and_all(tmp_path):

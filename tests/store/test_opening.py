@@ -16,7 +16,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from forge.cli import run_command
 from forge.commands.doctor.examine import MOUNTINFO, find_mount
 from forge.errors import ConfigError, MachineError
 from forge.records import ToolCall
@@ -29,6 +28,7 @@ from forge.store.write.writer import Databases, open_writer
 from forge.views import run_state
 from tests.docs.pages import Block, read_blocks
 from tests.store.storefactory import Options, make_root, read_views, small_run, turn, write_run
+from tests.views.terminals import told
 
 
 @pytest.fixture(scope="module")
@@ -324,8 +324,7 @@ def test_a_run_of_another_version_is_refused_by_every_command_in_one_line(
     with canned_run.experiment.open("a") as file:
         file.write("[gone]\nkey = 1\n")
     argv = [each.replace("RUN", str(canned_run.root)) for each in command.split()]
-    assert run_command(argv) == 2
-    said = capsys.readouterr().err
+    said = told(capsys, *argv, code=2)
     assert "run.db: no database of this forge" in said
     assert said.count("\n") == 1
 

@@ -22,6 +22,7 @@ from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, evaluation, write_run
 from tests.train.mixtures import ATTENTION, EXPERTS, make_mixture
+from tests.views.terminals import told
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -311,8 +312,7 @@ def test_arguments_that_do_not_fit_are_named(
     run: RunPaths, argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     form, *more = argv
-    assert run_command(["export", form, str(run.root), *more]) == 2
-    assert words in capsys.readouterr().err
+    assert words in told(capsys, "export", form, run.root, *more, code=2)
 
 
 @pytest.mark.long

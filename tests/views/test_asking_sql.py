@@ -18,7 +18,7 @@ from forge.store.reader import RowStream, RowTable, explain_sql, open_run
 from forge.views import sql
 from forge.views.text import json_text
 from tests.store.storefactory import attempt, group, problem, small_run, turn, write_run
-from tests.views.terminals import EVIL, command, shown
+from tests.views.terminals import EVIL, command, shown, told
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {} FROM n"
 WRITES = (
@@ -102,13 +102,10 @@ def test_a_damaged_run_is_one_line(
 
 def test_a_named_query_takes_parameters(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["sql", "toy-1", "--named", "batch", "--json", "--store", str(store)]
-    assert run_command([*argv, "--param", "step=1"]) == 0
-    assert {row["step"] for row in json.loads(capsys.readouterr().out)} == {1}
-    assert run_command([*argv, "--param", "step"]) == 2
-    assert "NAME=VALUE" in capsys.readouterr().err
+    assert {row["step"] for row in json.loads(told(capsys, *argv, "--param", "step=1"))} == {1}
+    assert "NAME=VALUE" in told(capsys, *argv, "--param", "step", code=2)
     argv = ["sql", "toy-1", "SELECT count(*) AS n FROM turns WHERE turn = :t", "--json"]
-    assert run_command([*argv, "--param", "t=1", "--store", str(store)]) == 0
-    assert json.loads(capsys.readouterr().out) == [{"n": 8}]
+    assert json.loads(told(capsys, *argv, "--param", "t=1", "--store", store)) == [{"n": 8}]
 
 
 def test_ctrl_c_ends_an_endless_query_and_the_run_is_intact(store: Path) -> None:

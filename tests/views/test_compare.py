@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from forge.cli import run_command
 from forge.records import Event, Group, Metrics, Purpose, Status
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
@@ -25,7 +24,7 @@ from tests.store.storefactory import (
     with_turns,
     write_run,
 )
-from tests.views.terminals import EVIL, shown
+from tests.views.terminals import EVIL, shown, told
 
 NUM_PROBLEMS = 6
 CORRECT, WRONG = Status.CORRECT, Status.WRONG
@@ -256,16 +255,13 @@ def test_json_has_everything_and_the_command_prints_it(
 ) -> None:
     compared(tmp_path, made({0: 1, 1: 4}), made({0: 4, 1: 1}))
     argv = ["compare", "a-1", "b-1", "--store", str(tmp_path)]
-    assert run_command([*argv, "--json", "--by", "tokens"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(told(capsys, *argv, "--json", "--by", "tokens"))
     assert [each["outcome"] for each in found["problems"]] == ["lost", "won"]
     assert found["by"] == "tokens"
-    assert run_command(argv) == 0
-    text = capsys.readouterr().out
+    text = told(capsys, *argv)
     assert "1 won, 1 lost, 0 even" in text
     assert "lost by b: 1 problems" in text
-    assert run_command([*argv, "--by", "luck"]) == 2
-    assert "step, tokens, time" in capsys.readouterr().err
+    assert "step, tokens, time" in told(capsys, *argv, "--by", "luck", code=2)
 
 
 def test_a_hostile_name_is_made_printable(tmp_path: Path) -> None:

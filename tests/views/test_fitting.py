@@ -16,7 +16,7 @@ from forge.views.fitting import Fitting
 from forge.views.report.page import write_report
 from forge.views.run_state import load_nodes
 from tests.store.storefactory import attempt, write_run
-from tests.views.terminals import shown
+from tests.views.terminals import shown, told
 
 WIDE = (
     ("problem_id", *(f"a_long_name_{n}" for n in range(12)), "code"),
@@ -132,8 +132,7 @@ async def test_a_table_says_since_when_a_node_is_up_or_lost(run: RunPaths) -> No
 async def test_status_lists_nodes_as_text_and_as_json(
     run: RunPaths, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(["status", str(run.root)]) == 0
-    assert JUDGES in capsys.readouterr().out
+    assert JUDGES in told(capsys, "status", run.root)
     assert run_command(["status", str(run.root), "--json"]) == 0
     assert [row["state"] for row in json.loads(capsys.readouterr().out)["nodes"]] == ["lost", "up"]
 
@@ -151,5 +150,4 @@ async def test_a_run_on_one_machine_has_no_nodes(
     await write_run(paths.root, [attempt(), start("trainer", "GPU-e, GPU-f", at=1.0)])
     with open_run(paths) as reader:
         assert load_nodes(reader) == []
-    assert run_command(["status", str(paths.root)]) == 0
-    assert "roles" not in capsys.readouterr().out
+    assert "roles" not in told(capsys, "status", paths.root)

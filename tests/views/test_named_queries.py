@@ -20,6 +20,7 @@ from forge.store.reader import open_run
 from forge.views.report.charts import TERMS
 from forge.views.sql import QUERIES
 from tests.store.storefactory import attempt, evaluation, group, problem, timing, turn, write_run
+from tests.views.terminals import told
 
 WITHOUT_ROWS = ("judge-noise", "unjudgeable", "fast-p")
 """Queries without rows here: no kernel was timed, all problems were judged, and evaluations of that
@@ -179,11 +180,9 @@ def test_a_parameter_that_a_query_lacks_is_one_line() -> None:
 
 
 def test_the_list_has_every_query_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["sql", "--list"]) == 0
-    listed = capsys.readouterr().out
+    listed = told(capsys, "sql", "--list")
     assert all(name in listed for name in QUERIES)
-    assert run_command(["sql", "--list", "--json"]) == 0
-    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    found = {each["name"]: each for each in json.loads(told(capsys, "sql", "--list", "--json"))}
     assert found.keys() == QUERIES.keys()
     assert found["batch"]["params"].keys() == {"stage", "step"}
     assert run_command(["sql", "--list", "--named", "batch"]) == 2

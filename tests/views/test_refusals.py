@@ -8,6 +8,7 @@ import pytest
 
 from forge.cli import run_command
 from tests.store.storefactory import edit, small_run, write_run
+from tests.views.terminals import told
 
 HUGE = "9" * 25
 
@@ -63,8 +64,7 @@ def test_columns_of_the_same_name_keep_their_values_in_json(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["sql", "toy-1", "SELECT 1 AS a, 2 AS a, 3 AS b, 4 AS a", "--store", str(store)]
-    assert run_command([*argv, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [{"a": 1, "a:1": 2, "b": 3, "a:2": 4}]
+    assert json.loads(told(capsys, *argv, "--json")) == [{"a": 1, "a:1": 2, "b": 3, "a:2": 4}]
 
 
 @pytest.mark.parametrize("more", [[], ["--turns"]])
@@ -72,10 +72,8 @@ def test_missing_rollouts_are_reported_as_none(
     store: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     argv = ["rollouts", "toy-1", "--problem", "nope-*", "--store", str(store), *more]
-    assert run_command(argv) == 0
-    assert capsys.readouterr().out == "no such rollout\n"
-    assert run_command([*argv, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert told(capsys, *argv) == "no such rollout\n"
+    assert json.loads(told(capsys, *argv, "--json")) == []
 
 
 def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,8 +83,7 @@ def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         "",
         f"{tmp_path}/ holds no runs; --store names another directory\n",
     )
-    assert run_command(["runs", "--store", str(tmp_path), "--json"]) == 0
-    assert capsys.readouterr().out == "[]\n"
+    assert told(capsys, "runs", "--store", tmp_path, "--json") == "[]\n"
 
 
 def test_numbers_that_are_not_finite_are_null_in_json_and_break_no_report(
@@ -102,7 +99,6 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_break_no_report(
     for argv in (["show"], ["rollouts"], ["rollouts", "--turns"], ["compare", "inf-1"]):
         assert run_command([*argv, "inf-1", "--store", str(tmp_path), "--json"]) == 0
         json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert run_command(["runs", "--store", str(tmp_path), "--json"]) == 0
-    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    json.loads(told(capsys, "runs", "--store", tmp_path, "--json"), parse_constant=pytest.fail)
     assert run_command(["report", "inf-1", "--store", str(tmp_path)]) == 0
     assert (tmp_path / "inf-1" / "report.html").is_file()

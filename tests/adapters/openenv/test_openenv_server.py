@@ -20,6 +20,7 @@ from forge.process.server.door import Door
 from forge.process.server.serving import serve_task
 from tests.adapters.openenv.scripted import FAULT, HOPELESS, RIGHT, scripted_environment
 from tests.evalpool.judged import CODE, SOURCE
+from tests.views.terminals import told
 
 WRONG_CODE = CODE.replace("+ 1", "+ 2")
 
@@ -272,8 +273,7 @@ LISTEN = ("--listen", "127.0.0.1:0")
 def test_an_option_that_cannot_be_used_is_named(argv, message, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(server, "find_spec", lambda name: ModuleSpec(name, None))
     given = [str(tmp_path) if each == "FOLDER" else each for each in argv]
-    assert run_command(["judge", *given, "--device", "cpu"]) == 2
-    shown = capsys.readouterr().err
+    shown = told(capsys, "judge", *given, "--device", "cpu", code=2)
     assert message in shown
     assert shown.strip().count("\n") == 0
 
