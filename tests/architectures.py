@@ -216,14 +216,20 @@ def make_architecture(name: str, at: Path) -> Path:
     return at
 
 
-def _write_tokenizer(template: str, at: Path) -> None:
+def byte_tokenizer(*special: str) -> Any:
+    """A tokenizer whose tokens are bytes, and special ones."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in SPECIALS[template]])
+    tokenizer.add_special_tokens([AddedToken(each, special=True) for each in special])
+    return tokenizer
+
+
+def _write_tokenizer(template: str, at: Path) -> None:
+    tokenizer = byte_tokenizer(*SPECIALS[template])
     tokenizer.save(str(at / "tokenizer.json"))
     end = SPECIALS[template][-1]
     ids = {"eos_token_id": tokenizer.token_to_id(end), "temperature": 0.6, "do_sample": True}

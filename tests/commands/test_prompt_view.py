@@ -7,7 +7,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from forge.cli import run_command
 from forge.commands import data_prompt as asked_problem
@@ -20,6 +19,7 @@ from forge.data.prompts.prompt_set import Exchange, make_prompts
 from forge.records import Reason, Status, Verdict
 from forge.rollout.play import verdict_without_code
 from forge.runner.prepare.prompt_facts import prompts_for, to_event
+from tests.data.build.samples import write_tokenizer
 from tests.store.storefactory import attempt, problem, write_run
 from tests.views.terminals import told
 
@@ -52,17 +52,8 @@ def folder(tmp_path: Path) -> Path:
     for name in ("1_relu", "2_relu"):
         (tmp_path / "problems" / "level1" / f"{name}.py").write_text(SOURCE)
     (tmp_path / "first.jinja").write_text("Mine: {{ source }}")
-    model = tmp_path / "model"
-    model.mkdir()
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: number for number, letter in enumerate(letters)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer.save(str(model / "tokenizer.json"))
-    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE.read_text())
+    model = write_tokenizer(tmp_path / "model")
     (model / "config.json").write_text("{}")
-    (model / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     (tmp_path / "x.toml").write_text(EXPERIMENT.format(model=model))
     return tmp_path
 

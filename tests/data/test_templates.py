@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import processors
 
 import forge.data.template as module
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.records import Message
+from tests.architectures import byte_tokenizer
 
 ANSWER = "{% if add_generation_prompt %}[assistant:{% endif %}"
 BODY = "{% for m in messages %}[{{ m.role }}:{{ m.content }}</s>{% endfor %}" + ANSWER
@@ -28,14 +29,9 @@ CHAT = ("system s", "user q", "user r", "assistant a", "system t", "user u")
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model directory without a template."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: number for number, letter in enumerate(letters)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.add_special_tokens(["<s>", "</s>"])
     path = tmp_path / "m"
     path.mkdir()
-    tokenizer.save(str(path / "tokenizer.json"))
+    byte_tokenizer("<s>", "</s>").save(str(path / "tokenizer.json"))
     write(path, eos_token={"content": "</s>", "special": True}, bos_token=None)
     return path
 

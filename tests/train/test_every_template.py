@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
 import forge.data
 from forge.data.chat import ChatTemplate
 from forge.data.server_chat import split_thinking
 from forge.records import Message
 from forge.tools.toolbox import TOOLS, Call, find_call
+from tests.architectures import byte_tokenizer
 
 
 def package(name: str) -> Path:
@@ -72,13 +73,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of bytes and of the special tokens in all templates. Its end of sequence is none
     that a template writes."""
     at = tmp_path_factory.mktemp("model")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     names = {name for path in SOURCES.values() for name in NAMES.findall(path.read_text())}
     names |= {"<BOS>", "<EOS>", "<end_of_utterance>", "<|eot|>"}
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in sorted(names)])
+    tokenizer = byte_tokenizer(*sorted(names))
     tokenizer.add_tokens([AddedToken(name, special=False) for name in ("<think>", "</think>")])
     tokenizer.save(str(at / "tokenizer.json"))
     config = {"bos_token": "<BOS>", "eos_token": "<EOS>", "pad_token": "<EOS>"}

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from forge.config.schema.build import DataBuild
 from forge.data.build.near import signature, similarity
 from forge.data.build.steps import Example, parse, to_example
+from tests.architectures import byte_tokenizer
 from tests.prompting import PROMPTS
 
 ROOT = Path(__file__).parents[3]
@@ -128,16 +128,8 @@ def write_rows(path: Path, rows: Any) -> Path:
 
 def write_tokenizer(folder: Path) -> Path:
     """A model directory whose tokens are bytes."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {
-        token: number for number, token in enumerate([*alphabet, "<|im_start|>", "<|im_end|>"])
-    }
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    byte_tokenizer("<|im_start|>", "<|im_end|>").save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     shutil.copy(ROOT / "forge/data/chat_template.jinja", folder / "chat_template.jinja")
     return folder
