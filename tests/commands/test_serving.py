@@ -14,10 +14,9 @@ from forge.commands.serve import ServeRequest
 from forge.config.load import load_experiment
 from forge.data.problem_files import Overrides
 from forge.errors import ConfigError, MachineError
-from forge.runner.plan.machine import Machine
 from forge.runner.prepare.prompt_facts import to_event
 from forge.serve.weights import Weights
-from tests.gpus import make_gpu
+from tests.gpus import make_machine
 from tests.prompting import PROMPTS
 from tests.store.storefactory import attempt, write_run
 
@@ -38,14 +37,6 @@ kind = "eval"
 """
 
 
-def make_machine(num_gpus: int) -> Machine:
-    gpus = tuple(make_gpu(index) for index in range(num_gpus))
-    return Machine(
-        cores=16, memory_bytes=1 << 40, free_disk_bytes=1 << 40, gpus=gpus,
-        engines=frozenset({"vllm", "llama", "hf"}),
-    )  # fmt: skip
-
-
 @pytest.fixture
 def found(tmp_path: Path) -> serving._ServedModel:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
@@ -57,7 +48,7 @@ def found(tmp_path: Path) -> serving._ServedModel:
 
 
 def test_engines_get_their_gpus_and_trainer_and_judges_get_none(found):
-    placement = serving._place(found, make_machine(8))
+    placement = serving._place(found, make_machine(num_gpus=8, engines=frozenset({"vllm"})))
     assert placement.engine == "vllm"
     assert [len(uuids) for uuids in placement.serve_uuids] == [1, 1]
     assert len(placement.gpus) == 2
@@ -66,7 +57,7 @@ def test_engines_get_their_gpus_and_trainer_and_judges_get_none(found):
 
 def test_too_few_gpus_for_the_engines_are_a_machine_error(found):
     with pytest.raises(MachineError, match="needs 2 GPUs"):
-        serving._place(found, make_machine(1))
+        serving._place(found, make_machine(num_gpus=1, engines=frozenset({"vllm"})))
 
 
 def test_a_served_run_thinks_as_it_was_trained_to(tmp_path, monkeypatch):

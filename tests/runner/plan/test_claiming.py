@@ -15,11 +15,10 @@ from forge.process.gpu_locks import claim, claimed
 from forge.runner.plan import machine as claiming
 from forge.runner.plan.machine import CardBusy, Machine, assume, open_claimed
 from forge.runner.plan.placement import Placement, place
+from tests.gpus import make_machine
 
 ROOT = Path(__file__).parents[3]
-HERE = Machine(
-    cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset()
-)
+HERE = make_machine(engines=frozenset())
 EMPTY = assume("1xH200-141GB", here=HERE)
 (CARD,) = EMPTY.gpus
 

@@ -15,11 +15,10 @@ from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.memory import ASLEEP_BYTES
 from forge.runner.plan.placement import Placement, place
 from tests.examples import examples
+from tests.gpus import make_machine
 
 QUICKSTART = Path(__file__).parents[3] / "experiments" / "quickstart.toml"
-HERE = Machine(
-    cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset()
-)
+HERE = make_machine(engines=frozenset())
 ALL_AUTO = ("devices.gpus=auto", "devices.train=auto", "devices.serve=auto", "devices.judge=auto")
 
 

@@ -16,20 +16,10 @@ from forge.runner.plan.plan import Plan, plan, render
 from forge.runner.plan.requirements import require_trainer
 from forge.runner.plan.shape import KNOWN
 from forge.runner.prepare.hub import locate_model
-from tests.gpus import make_gpu
+from tests.gpus import make_machine
 from tests.views.terminals import shown
 
 ROOT = Path(__file__).parents[3]
-
-
-def make_machine(*, num_gpus: int = 0, cores: int = 2, **changes) -> Machine:
-    gpus = tuple(make_gpu(index) for index in range(num_gpus))
-    facts = {
-        "memory_bytes": 16 << 30,
-        "free_disk_bytes": 100 << 30,
-        "engines": frozenset({"llama"}),
-    }
-    return Machine(**{"cores": cores, "gpus": gpus, **facts, **changes})
 
 
 def plan_of(*overrides: str, machine: Machine | None = None) -> Plan:

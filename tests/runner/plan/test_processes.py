@@ -11,8 +11,9 @@ from forge import cli
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Vendor
-from forge.runner.plan.machine import Machine, assume, this_machine
+from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.plan import Plan, plan, render
+from tests.gpus import make_machine
 from tests.views.terminals import shown
 
 RECIPES = Path(__file__).parents[3] / "examples" / "cluster"
@@ -120,10 +121,7 @@ def test_judges_and_engines_share_the_cards_of_a_node():
     assert any("half a GPU each" in each.device for each in planned.elsewhere)
 
 
-HERE = Machine(
-    cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset(),
-    hidden_gpus="all of them",
-)  # fmt: skip
+HERE = make_machine(engines=frozenset(), hidden_gpus="all of them")
 
 
 def test_an_assumed_machine_has_resources_for_each_card():
