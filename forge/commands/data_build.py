@@ -37,7 +37,7 @@ from forge.data.build import output
 from forge.data.build.choice import Choice, HeldoutProblems
 from forge.data.build.steps import RowSteps, Step
 from forge.data.chat import ChatTemplate
-from forge.data.pairs.rows import DROPPED, all_rows
+from forge.data.pairs.rows import DROPPED, all_rows, hash_file
 from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import Pool, open_private_pool
@@ -96,8 +96,7 @@ class OutputFolder:
                 raise self._of_others(found)
             hashes: dict[str, str] = found["outputs"]
             if all(
-                (folder / n).is_file() and output.hash_file(folder / n) == h
-                for n, h in hashes.items()
+                (folder / n).is_file() and hash_file(folder / n) == h for n, h in hashes.items()
             ):
                 return found
             path.unlink()
@@ -167,7 +166,7 @@ def common_facts(*packages: str, tokenizer: Path | None) -> dict[str, Any]:
         "forge": __version__,
         "code": _hash_code(),
         "versions": {name: _version(name) for name in (*PACKAGES, *packages)},
-        "tokenizer": {path.name: output.hash_file(path) for path in files if path.is_file()},
+        "tokenizer": {path.name: hash_file(path) for path in files if path.is_file()},
     }
 
 
@@ -275,7 +274,7 @@ class _Task:
             )
         written = self._write(texts, choice, verdicts)
         names = [f"{name}.{form}" for name in written["rows"] for form in out.formats]
-        outputs = {name: output.hash_file(out.dir / name) for name in (*names, DROPPED)}
+        outputs = {name: hash_file(out.dir / name) for name in (*names, DROPPED)}
         return {"steps": steps, **_judged(verdicts), **written, "outputs": outputs}
 
     async def _prepare(self, texts: Path) -> tuple[Choice, int]:

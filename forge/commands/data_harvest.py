@@ -41,7 +41,6 @@ from forge.data.build.output import (
     LeftOutRow,
     ResultLog,
     counted,
-    hash_file,
     open_sinks,
     output_row,
     write_whole,
@@ -64,7 +63,7 @@ from forge.data.harvest.records import Found, HarvestSource, Rejected
 from forge.data.harvest.sizes import SizeGroup, replaced, size_groups
 from forge.data.harvest.sources import open_sources
 from forge.data.mistakes import broken
-from forge.data.pairs.rows import DROPPED
+from forge.data.pairs.rows import DROPPED, hash_file
 from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import Pool, open_private_pool

@@ -40,7 +40,7 @@ from forge.data.problems import from_source
 from forge.errors import ConfigError, unwritable
 from forge.store.layout import PROBLEMS
 from forge.store.reader import RunReader, open_run
-from forge.views.text import NONE, percent
+from forge.views.text import NONE, factor, percent
 
 CLASS = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _PROBLEMS = """
@@ -230,12 +230,8 @@ def render_searches(rows: Sequence[dict[str, Any]]) -> Table:
     for row in rows:
         best: dict[str, Any] = row["best"] or {}
         cells = [row["problem_id"], str(row["num_answers"]), str(row["num_correct"])]
-        cells += [_times(best.get("speedup")), percent(best.get("roofline_share"))]
-        cells += [_times(row["speedup_other"]), best.get("turn_id") or NONE]
+        cells += [factor(best.get("speedup")), percent(best.get("roofline_share"))]
+        cells += [factor(row["speedup_other"]), best.get("turn_id") or NONE]
         cells += [row["ended"] or "the budget is spent"]
         table.add_row(*map(Text, cells))
     return table
-
-
-def _times(speedup: float | None) -> str:
-    return NONE if speedup is None else f"{speedup:.2f}x"

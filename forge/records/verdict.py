@@ -169,7 +169,7 @@ class ShapeVerdict:
 
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; the timing fields are null if nothing was timed."""
-        return {"name": self.name, "status": str(self.status), **_timing_json(self.timing)}
+        return {"name": self.name, "status": str(self.status), **timing_json(self.timing)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ShapeVerdict:
@@ -256,7 +256,7 @@ class Verdict:
         if self.shapes:
             out["shapes"] = [shape.to_json() for shape in self.shapes]
         out["timing"] = "none" if timing is None else "measured"
-        return {**out, **_timing_json(self.timing)}
+        return {**out, **timing_json(self.timing)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
@@ -277,7 +277,8 @@ class Verdict:
         return cls(status=Status(data["status"]), timing=timing, **rest)
 
 
-def _timing_json(timing: Timing | None) -> dict[str, float | None]:
+def timing_json(timing: Timing | None) -> dict[str, float | None]:
+    """The timing fields, null if nothing was timed."""
     return {name: getattr(timing, name, None) for name in TIMING_FIELDS}
 
 

@@ -8,7 +8,6 @@ out is in `dropped.jsonl`, and in the steps of the manifest with reasons and exa
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -133,11 +132,6 @@ def _open_parquet(path: Path) -> Generator[RowSink]:
 
 
 _OPEN: dict[str, Callable[[Path], Any]] = {"jsonl": _open_jsonl, "parquet": _open_parquet}
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_whole(path: Path, data: bytes) -> None:

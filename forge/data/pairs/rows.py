@@ -249,10 +249,15 @@ def _skip(text: str, at: int) -> int:
 def hash_rows(file: Path, *, key: str = KEY) -> str:
     """SHA-256 of a file. Raises ConfigError if it cannot be read."""
     try:
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
+        return hash_file(file)
     except OSError as err:
         raise _unreadable(file, err, key=key) from None
+
+
+def hash_file(file: Path) -> str:
+    """SHA-256 of a file. Raises OSError."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _unreadable(file: Path, err: Exception, *, key: str) -> ConfigError:

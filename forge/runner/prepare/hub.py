@@ -14,7 +14,6 @@ base once, in this user's cache, by a child that compares the result with the ru
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import tempfile
@@ -31,6 +30,7 @@ from forge.config.load import load_experiment
 from forge.config.schema import DataTable, Experiment, ModelTable, ProblemsTable, is_hub_name
 from forge.config.schema.build import DataBuild
 from forge.data.chat import ChatTemplate
+from forge.data.pairs.rows import hash_file
 from forge.data.template import FILE, SOURCES
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.process.machine import free_bytes, is_disk_full
@@ -234,7 +234,7 @@ def locate_gguf(table: ModelTable, *, say: Callable[[str], None] | None) -> Mode
                 f"model.path: {path}: not there, and no model that was made of it; put it back"
             )
         return table.model_copy(update={"path": str(made_dir(revision))})
-    model, digest = read_gguf(path), _digest(path)
+    model, digest = read_gguf(path), hash_file(path)
     if revision not in (None, digest):
         raise ConfigError(
             f"model.path: {path}: its SHA-256 is {digest}, and model.revision names {revision}; "
@@ -250,7 +250,7 @@ def locate_gguf(table: ModelTable, *, say: Callable[[str], None] | None) -> Mode
 def find_made(table: ModelTable) -> Path | None:
     path, digest = Path(table.path or "").expanduser(), table.revision
     if digest is None and path.is_file():
-        digest = _digest(path)
+        digest = hash_file(path)
     found = made_dir(digest or "")
     return found if found.is_dir() else None
 
@@ -300,11 +300,6 @@ def alone(folder: Path) -> Generator[None]:
                     raise Stalled(f"{lock.name}: held by another process for an hour") from None
                 time.sleep(0.2)
         yield
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def with_template(model: ModelTable, folder: Path) -> ModelTable:

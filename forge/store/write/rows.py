@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from forge import records
 from forge.records.run import JudgedAgain, Judging
-from forge.records.verdict import TIMING_FIELDS
+from forge.records.verdict import timing_json
 from forge.store.codec import Body, Encoder, utf8
 
 _TURN_KEY = ("group_id", "rollout", "turn")
@@ -185,7 +185,7 @@ class RowWriter:
             self._put("turn_protocols", (*_TURN_KEY, "protocol"), row)
         for number, shape in enumerate(verdict.shapes):
             row = key | {"shape": number, "name": shape.name, "status": shape.status}
-            self._put("turn_shapes", (*_TURN_KEY, "shape"), row | _of_timing(shape.timing))
+            self._put("turn_shapes", (*_TURN_KEY, "shape"), row | timing_json(shape.timing))
         self._token_row(record, completion.token_ids, completion.logprobs)
 
     def _token_row(
@@ -362,11 +362,7 @@ def _turn_key(record: records.Turn | records.Sample) -> Row:
 def _of_verdict(verdict: records.Verdict) -> Row:
     """Columns of `verdicts` but for the turn and the detail."""
     row = {name: getattr(verdict, name) for name in _VERDICT_FIELDS}
-    return row | _of_timing(verdict.timing)
-
-
-def _of_timing(timing: records.Timing | None) -> Row:
-    return {name: getattr(timing, name, None) for name in TIMING_FIELDS}
+    return row | timing_json(verdict.timing)
 
 
 def _value(value: Any) -> Any:
