@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -66,10 +66,6 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
     """The same values in float32 if the tensor's type is a float of one byte; else the tensor."""
     is_narrow = tensor.is_floating_point() and tensor.itemsize == 1
     return tensor.float() if is_narrow else tensor
-
-
-def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    return all(is_finite(one) for one in tensors)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -138,7 +134,9 @@ def call(model: Any, inputs: list[Any], *, has_state: bool = False) -> Called:
         called.state = {
             name: after[name]
             for name, before in model.state_dict().items()
-            if name in after and _is_changed(before, after[name])
+            if name in after
+            and (before.shape, before.dtype) == (after[name].shape, after[name].dtype)
+            and not is_equal(before, after[name])
         }
     return called
 
@@ -170,11 +168,6 @@ def _copied_cell(cell: types.CellType, known: dict[int, Any]) -> types.CellType:
         return types.CellType(copy.deepcopy(cell.cell_contents, known))
     except Exception:
         return cell
-
-
-def _is_changed(before: torch.Tensor, after: torch.Tensor) -> bool:
-    is_alike = (before.shape, before.dtype) == (after.shape, after.dtype)
-    return is_alike and not is_equal(before, after)
 
 
 class Clock:

@@ -278,7 +278,7 @@ def _moved_and_drawn(
                 plant_state(model, before, has_rows=has_plants > 1, has_indices=is_indexing)
         try:
             found = draw()
-            is_good = calls.are_finite(found.sets[0].outputs) and not (
+            is_good = all(map(calls.is_finite, found.sets[0].outputs)) and not (
                 has_plants and (found.why == ROUNDING or found.is_constant)
             )
             if is_last or is_good:

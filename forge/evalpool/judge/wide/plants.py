@@ -636,9 +636,8 @@ def _levels(ground: Ground, old: Values, *, in_runs: bool) -> Values:
         levels = old.new_tensor([ground.domain.low, ground.domain.high])
     at = torch.randint(len(levels), old.shape)
     if in_runs:  # up to three of each
-        cuts = torch.zeros_like(at).index_fill_(
-            0, torch.randperm(len(old))[: random.randint(1, 5)], 1
-        )
+        places = torch.randperm(len(old))[: random.randint(1, 5)]
+        cuts = torch.zeros_like(at).index_fill_(0, places, 1)
         at = (cuts.cumsum(0) + random.randrange(2)) % len(levels)
     return levels[at]
 
@@ -679,13 +678,9 @@ def _peaked(ground: Ground, old: Values) -> Values:
     return torch.cat([values[is_left], values[~is_left].flip(0)])
 
 
-def _sparse(old: Values, kept: Places | torch.Tensor) -> Values:
-    return torch.where(kept, old, 0.0)
-
-
 def _end_of(_: Ground, old: Values) -> Values:
     is_head = torch.arange(len(old)) < random.randrange(1, max(2, len(old)))
-    return _sparse(old, is_head if random.random() < 0.5 else ~is_head)
+    return torch.where(is_head if random.random() < 0.5 else ~is_head, old, 0.0)
 
 
 def _few_of(_: Ground, old: Values) -> Values:
@@ -796,8 +791,8 @@ ROWS: dict[str, tuple[str, Callable[[Ground, Values], Values]]] = {
     "full row": ("", lambda ground, old: torch.full_like(old, ground.domain.high or 1.0)),
     "empty row": ("", lambda ground, old: torch.full_like(old, ground.domain.low)),
     "row of few": ("shaped", _few_of),
-    "row of zeros between": ("shaped", lambda _, old: _sparse(
-        old, torch.arange(len(old)) % 2 == random.randrange(2)
+    "row of zeros between": ("shaped", lambda _, old: torch.where(
+        torch.arange(len(old)) % 2 == random.randrange(2), old, 0.0
     )),
     "head or tail row": ("shaped", _end_of),
     "sign row": ("shaped", lambda _, old: torch.where(old < 0, -1.0, 1.0).double()),
@@ -1014,10 +1009,8 @@ def make_tensor(ground: Ground, kind: str) -> Group:
 
 
 def _zero_cross(_: Ground, value: Values) -> Values:
-    made = value.clone()
-    made[..., random.randrange(value.shape[-2]), :] = made[
-        ..., random.randrange(value.shape[-1])
-    ] = 0
+    made, (row, column) = value.clone(), map(random.randrange, value.shape[-2:])
+    made[..., row, :] = made[..., column] = 0
     return made
 
 

@@ -17,7 +17,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -285,9 +285,7 @@ class Draws:
 
     def _on_device(self, make: Callable[Given, Made], *of: Given.args, **by: Given.kwargs) -> Made:
         """The result of a function whose new tensors are where the inputs are."""
-        if self._terms.device == "cpu":
-            return make(*of, **by)
-        with torch.device(self._terms.device):
+        with nullcontext() if self._terms.device == "cpu" else torch.device(self._terms.device):
             return make(*of, **by)
 
     def _draw(self) -> list[Any]:
