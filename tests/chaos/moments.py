@@ -16,6 +16,7 @@ from typing import Any
 from tests.chaos.cells import Phase, Target
 from tests.chaos.machine import POLL_S, Command
 from tests.chaos.processes import find
+from tests.e2e.commands import is_alive
 
 MEETING_S = 300.0
 """Maximum wait for a phase: imports of torch on a crowded machine."""
@@ -110,12 +111,12 @@ def meet(phase: Phase, run: RunView, target: Target, command: Command) -> list[i
 
     def is_met() -> bool:
         # A process of the whole run is looked for before the phase, which a search may outlast.
-        if target not in LASTING or not held or not all(map(_is_alive, held)):
+        if target not in LASTING or not held or not all(map(is_alive, held)):
             held[:] = find(target, supervisor=command.pid)
         if not held or not is_reached(phase, run, target):
             return False
         send(held, signal.SIGSTOP)
-        if is_reached(phase, run, target) and all(map(_is_alive, held)):
+        if is_reached(phase, run, target) and all(map(is_alive, held)):
             return True
         send(held, signal.SIGCONT)
         return False
@@ -132,10 +133,3 @@ def send(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -22,6 +22,7 @@ from forge.runner.outlets.notify import LONGEST_MESSAGE, LONGEST_OUTPUT, Bests, 
 from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
 from tests.answering import Handler, answering
+from tests.e2e.commands import is_alive
 from tests.runner.outlets.said import Said, events
 from tests.runner.supervised import Supervised
 from tests.store.storefactory import Options, attempt, evaluation, group, problem, timing
@@ -119,14 +120,7 @@ async def test_a_command_that_hangs_is_ended_with_all_it_started(
     assert events(paths) == [("notify_failed", line)]
     assert console.lines == [f"warning: [notify] {line}"]
     for pid in (tmp_path / "pid").read_text().split():
-        assert not _is_running(pid)
-
-
-def _is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        assert not is_alive(int(pid))
 
 
 @pytest.mark.parametrize("is_variable", [False, True])
