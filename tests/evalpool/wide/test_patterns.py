@@ -68,6 +68,7 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
     "a remainder lost in a softmax": (
         softmax(X), np.exp(X) / np.exp(X[:, :32]).sum(1, keepdims=True), [X], ["32 of 40"],
     ),
+    "ones that are no exp of 0": (X > 1, (X > 1) | (np.abs(X) < 0.3), [], []),
     "a remainder lost in a product": (X @ Y, X[:, :32] @ Y[:32], [X, Y], ["first 32 of 40"]),
     "a first block lost in a product": (X @ Y, X[:, 8:] @ Y[8:], [X, Y], ["last 32 of 40"]),
     "a block added twice": (X @ Y, X @ Y + X[:, 32:] @ Y[32:], [X, Y], ["last 8 of 40", "twice"]),
