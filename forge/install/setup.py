@@ -150,10 +150,6 @@ def choose_llama(name: str, env: Mapping[str, str]) -> LlamaChoice:
     )
 
 
-def _plan_cpu(_env: Mapping[str, str], _given: str) -> Plan:
-    return [], "", ""
-
-
 def _plan_cuda(env: Mapping[str, str], given: str) -> Plan:
     nvcc, path = _find_tool("nvcc", env, beside=CUDA_HOME / "bin")
     faults: list[str] = []
@@ -190,7 +186,7 @@ def _plan_vulkan(env: Mapping[str, str], _given: str) -> Plan:
 
 
 PLANS: dict[str, Callable[[Mapping[str, str], str], Plan]] = {
-    "cpu": _plan_cpu,
+    "cpu": lambda _env, _given: ([], "", ""),
     "cuda": _plan_cuda,
     "hip": _plan_hip,
     "vulkan": _plan_vulkan,

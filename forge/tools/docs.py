@@ -95,17 +95,14 @@ def entries() -> list[tuple[str, str, str]]:
     for prefix, module in MODULES.items():
         for name, value in vars(importlib.import_module(module)).items():
             inner = getattr(value, "fn", value)
-            if name.startswith("_") or not callable(inner) or not _is_tritons(inner):
+            is_tritons = str(getattr(inner, "__module__", "")).startswith("triton.")
+            if name.startswith("_") or not callable(inner) or not is_tritons:
                 continue
             text = getattr(value, "__doc__", None) or inner.__doc__
             if isinstance(text, str) and text.strip():
                 text = _ROLE.sub("`", inspect.cleandoc(text))
                 found.append((f"{prefix}.{name}", _signature(inner), text))
     return found
-
-
-def _is_tritons(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).startswith("triton.")
 
 
 def _signature(value: Any) -> str:

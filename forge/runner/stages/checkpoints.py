@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -143,14 +143,12 @@ class StageCheckpoints:
         # Later ones are damaged, or of a time that is trained again.
         whole = [each for each in found if each <= step]
         kept = whole if self._stage.keep_checkpoints == "all" else whole[-self._num_newest :]
-        best = [each for each in self._by_evaluation() if each in found and each <= step]
+        with open_run(self._run.paths) as reader:
+            best_first = [step for (step,) in reader.query(_EVALUATED, (f"{self._label}@",)).rows]
+        best = [each for each in best_first if each in found and each <= step]
         kept = sorted({*kept, *best[:1]})
         remove_checkpoints(self.folder, found.keys() - set(kept))
         return kept
-
-    def _by_evaluation(self) -> Iterable[int]:
-        with open_run(self._run.paths) as reader:
-            return [step for (step,) in reader.query(_EVALUATED, (f"{self._label}@",)).rows]
 
     def _repeated(self, step: int, what: str = "trained") -> str:
         """`, steps 4 to 8 are trained again`; empty if there are none."""
