@@ -91,7 +91,7 @@ LEAST_SHAKE = 0.1
 NUM_TENSORS = 4
 """Further sets, each with one whole input that is planted, where an output may depend on it as a
 whole: on a maximum or a mean of all, or on its bound."""
-NUM_JOINED = 3
+NUM_JOINED = 4
 """Further sets, each with one whole input whose rows are as `plants.joined_for` says."""
 NUM_ASIDE, STATE_SHARE = 6, 1 / 16
 """Most further sets of given inputs, with other parameters and arguments; and largest share of the
