@@ -882,7 +882,7 @@ def rows_for(ground: Ground) -> list[str]:
         "columns": form == "ordered",
         "counted": is_two,
         "shaped": looks.is_aimed and form in ("free", "two", "sorted", "whole"),
-        "ended": is_agreeing and (looks.is_aimed or "extrema" in looks.does),
+        "ended": form in ("free", "whole") and (looks.is_aimed or "extrema" in looks.does),
         "linked": is_free and ground.is_index,
         "wrapped": looks.is_aimed and ground.is_index,
         "related": looks.is_aimed and bool(ground.others()) and is_agreeing,
@@ -975,7 +975,7 @@ def make_rows(ground: Ground, kinds: Sequence[str]) -> list[Group]:
             is_free = ~ground.domain.fixed[at]
             at, values = at[is_free], values[is_free]
         made[at] = values
-        if len(at):
+        if not torch.equal(values, ground.flat[at]):
             own = Group(tensor=ground.number, kind=row.kind, at=at, values=values)
             groups.append(replace(own, stays=tuple(stays)))
     return groups
