@@ -164,19 +164,19 @@ def test_a_parameter_that_forward_changes_is_expected_as_it_leaves_it() -> None:
 @dataclass
 class Oracles:
     """A spawner of oracles that answer in turn: a word is the error of one, "" that it hangs
-    up, SILENT that it says nothing, a layout that it has done its work. After FULL it goes on."""
+    up, SILENT that it says nothing, a layout that it has done its work."""
 
     answers: list[str | dict[str, Any]]
     asked: list[tuple[float, bool]] = field(default_factory=list)
     tf32: list[tuple[bool, bool]] = field(default_factory=list)
     """TF32 allowed in convolutions, and in products."""
     threads: list[threading.Thread] = field(default_factory=list)
-    isolation: str = "namespaces"
 
     def spawn(self, *, role: str, source: str) -> SandboxedChild:
         assert (role, bool(source)) == ("oracle", True)
         ours, theirs = socket.socketpair()
-        thread = threading.Thread(target=self._serve, args=(theirs,))
+        answer = self.answers.pop(0)
+        thread = threading.Thread(target=self._serve, args=(theirs, answer))
         thread.start()
         self.threads.append(thread)
         return SandboxedChild(sock=ours, pid=1)
@@ -189,12 +189,12 @@ class Oracles:
         self.threads.pop(0).join()
         return 0
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, answer: str | dict[str, Any]) -> None:
         def next_of(kind: Kind) -> dict[str, Any]:
             return frames.receive(sock, deadline=time.monotonic() + 10, expected=(kind,)).body
 
         with sock, contextlib.suppress(frames.PeerGone):
-            body, answer = next_of(Kind.PROBLEM), self.answers.pop(0)
+            body = next_of(Kind.PROBLEM)
             self.asked.append((body["memory_share"], body["plain"]))
             self.tf32.append((body["tf32"], body["tf32_products"]))
             if isinstance(answer, dict):
@@ -205,8 +205,6 @@ class Oracles:
                 next_of(Kind.FILL)
             elif answer:
                 frames.send(sock, Kind.FAILED, {"type": answer, "message": "m"})
-                if answer == FULL:
-                    self._serve(sock)
 
 
 class HostBlock:
@@ -237,14 +235,13 @@ def answer(**changes: Any) -> dict[str, Any]:
 class SmallOracles(Oracles):
     """The same without a card: content is in memory that the judge hands over."""
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, answer: str | dict[str, Any]) -> None:
         with sock, contextlib.suppress(frames.PeerGone):
             deadline = time.monotonic() + 10
             asked = frames.receive(
                 sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True
             )
             self.asked.append((0.0, asked.body["plain"]))
-            answer = self.answers.pop(0)
             if isinstance(answer, dict):
                 os.pwrite(asked.fds[0], bytes(range(128)) * 3, 0)
                 frames.send(sock, Kind.LAYOUT, answer)
@@ -402,30 +399,6 @@ def test_an_oracle_gets_more_room_or_plainer_inputs_where_it_fails(
     references = open_references(oracles, monkeypatch)
     assert held(references) is held(references)
     assert oracles.asked == asked
-
-
-def test_an_oracle_on_a_full_card_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one needs a context, which takes longer than most draws."""
-    oracles = Oracles([FULL, FULL, answer()])
-    references = open_references(oracles, monkeypatch)
-    references.hold(replace(PROBLEM, source="import torch"), shared=contextlib.nullcontext)
-    assert (oracles.asked, len(oracles.threads)) == ([SMALL, LARGE, LARGE], 1)
-    references.end_idle()
-
-
-def test_an_oracle_on_a_full_card_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: dict[str, Any]) -> None:
-        raise errors.pop()
-
-    ours, theirs = socket.socketpair()
-    errors: list[Exception] = [ValueError("v"), torch.OutOfMemoryError("full")]
-    monkeypatch.setattr(oracle, "_compute", fail)
-    with ours, theirs:
-        for _ in errors:
-            frames.send(ours, Kind.PROBLEM, {})
-        oracle.main(theirs)
-        found = [frames.receive(ours, deadline=1e9, expected=(Kind.FAILED,)).body for _ in range(2)]
-    assert [one["type"] for one in found] == [FULL, "ValueError"]
 
 
 def test_a_kept_draw_needs_no_turn_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ of it in memory that the judge owns, unmapped before the judge hears of it.
     judge ── PROBLEM (+ memory) ──▶ compute, write ── PROGRESS… LAYOUT ──▶ …         on a CPU
     judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
     judge ── PROBLEM (sketch) ──▶ types and shapes ── LAYOUT ──▶ …
-                                        └───── FAILED ──▶ ends, but on a full card
+                                        └───── FAILED ──▶ ends
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ def _draw(sock: socket.socket) -> int | None:
     now; None if no other problem may follow."""
     deadline = time.monotonic() + IDLE_S
     asked = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True)
-    request, failure, is_full = asked.body, None, False
-    layout, tensors = dict[str, Any](), list[torch.Tensor]()
+    request = asked.body
     try:
         if request.get("sketch") is True:
             frames.send(sock, Kind.LAYOUT, _sketch(request))
@@ -88,13 +87,8 @@ def _draw(sock: socket.socket) -> int | None:
             if asked.fds:
                 layout["starts"] = written(asked.fds[0], tensors)
     except BaseException as error:  # a reference may raise anything; the judge gets it
-        failure, is_full = describe(error), isinstance(error, torch.OutOfMemoryError)
-    if failure is not None:
-        if is_full:  # of a card, once nothing refers to what was made: it may be asked for less
-            gc.collect()
-            torch.cuda.empty_cache()
-        frames.send(sock, Kind.FAILED, failure)
-        return 0 if is_full else None
+        frames.send(sock, Kind.FAILED, describe(error))
+        return None
     num_bytes = sum(one.nbytes for one in tensors)
     if not asked.fds:
         torch.cuda.empty_cache()  # at full size the judge has no room for its copy beside it

@@ -227,15 +227,12 @@ class CardReferences(References[CardDraw]):
                     began = time.monotonic()  # others may have kept it from us
                     body = self._request(problem, device="cuda", memory_share=memory_share, **terms)
                     try:
-                        found = self._ask(oracle, body, problem, deadline=began + left_s)
+                        return self._ask(oracle, body, problem, deadline=began + left_s)
                     except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
                         words = f"ended its oracle: {type(error).__name__}: {error}"
                         raise failed(problem, words) from error
                     except LayoutError as error:
                         raise _unusable(problem, error) from error
-                if isinstance(found, CardDraw):
-                    return found
-                raise found  # behind the block: its oracle may be asked for more
             except NoRoom:
                 raise
             except ReferenceFailed:
@@ -251,14 +248,12 @@ class CardReferences(References[CardDraw]):
         problem: ReferenceModule,
         *,
         deadline: float,
-    ) -> CardDraw | NoRoom:
+    ) -> CardDraw:
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
             error = failure(problem, answer.body)
-            if answer.body.get("type") == "OutOfMemoryError":
-                return NoRoom(str(error))
-            raise error
+            raise NoRoom(str(error)) if answer.body.get("type") == "OutOfMemoryError" else error
         if answer.body.get("is_short") is True and body["memory_share"] < LARGE_SHARE:
             raise NoRoom("something that it may do without had no room")
         specs = parse_specs(answer.body.get("tensors"))
