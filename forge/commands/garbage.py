@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.store.layout import (
-    FOLDERS,
-    PROBLEMS,
-    RUN_NAME,
-    RunPaths,
-    is_owned,
-    list_runs,
-    open_run_lock,
-)
+from forge.store import layout
 from forge.store.reader import open_run
 from forge.train.checkpoints import MANIFEST, checkpoints
 from forge.train.gguf import made_models
@@ -48,7 +40,7 @@ SELECT step FROM v_evaluations WHERE stage_index = ? ORDER BY pass_at_1 DESC, st
 class Garbage:
     path: Path
     why: str
-    run: RunPaths | None = None
+    run: layout.RunPaths | None = None
     """The run that it belongs to, whose lock is held meanwhile; None for a leftover."""
 
     @property
@@ -74,12 +66,12 @@ def find_garbage(
     """Everything that may be removed, by path. `now` is Unix seconds."""
     if not store_dir.is_dir():
         return []
-    runs = list_runs(store_dir)
+    runs = layout.list_runs(store_dir)
     named = b"".join(run.experiment.read_bytes() for run in runs if run.experiment.is_file())
     found = [*_leftovers(store_dir, now, named)]
     found += _made_models(store_dir, now, named if with_models else None)
     for paths in runs:
-        if is_owned(paths):
+        if layout.is_owned(paths):
             continue
         found += _temporary_files(paths.root, now)
         if with_checkpoints:
@@ -97,7 +89,7 @@ def remove(found: Iterable[Garbage]) -> tuple[int, list[str]]:
         with ExitStack() as stack:
             if each.run is not None:
                 try:
-                    stack.enter_context(open_run_lock(each.run))
+                    stack.enter_context(layout.open_run_lock(each.run))
                 except ConfigError:
                     kept.append(f"{each.path}: its run is running again")
                     continue
@@ -130,7 +122,7 @@ def _remove(path: Path) -> None:
 
 
 def _leftovers(store_dir: Path, now: float, named: bytes) -> Iterator[Garbage]:
-    for path in (store_dir / PROBLEMS).glob("*"):
+    for path in (store_dir / layout.PROBLEMS).glob("*"):
         if os.fsencode(path.name) not in named and _is_old(path, now):
             yield Garbage(path=path, why="problems of searches that are gone")
     for path in store_dir.iterdir():
@@ -138,7 +130,7 @@ def _leftovers(store_dir: Path, now: float, named: bytes) -> Iterator[Garbage]:
             yield Garbage(path=path, why="log of a detached start that failed")
         elif _never_began(path) and _is_old(path, now):
             why = "directory of a run that never began"
-            yield Garbage(path=path, why=why, run=RunPaths(path.resolve()))
+            yield Garbage(path=path, why=why, run=layout.RunPaths(path.resolve()))
 
 
 def _made_models(store_dir: Path, now: float, named: bytes | None) -> Iterator[Garbage]:
@@ -160,13 +152,15 @@ def _made_models(store_dir: Path, now: float, named: bytes | None) -> Iterator[G
 
 def _never_began(path: Path) -> bool:
     """True for a run directory with nothing but empty folders, logs and the files of a start."""
-    if path.is_symlink() or not path.is_dir() or not RUN_NAME.match(path.name):
+    if path.is_symlink() or not path.is_dir() or not layout.RUN_NAME.match(path.name):
         return False
     entries = {entry.name for entry in path.iterdir()}
-    if not entries >= set(FOLDERS) or entries - {*FOLDERS, *_EARLY_FILES}:
+    if not entries >= set(layout.FOLDERS) or entries - {*layout.FOLDERS, *_EARLY_FILES}:
         return False
-    folders = (path / name for name in FOLDERS if name != "logs")
-    return not any(any(folder.iterdir()) for folder in folders) and not is_owned(RunPaths(path))
+    folders = (path / name for name in layout.FOLDERS if name != "logs")
+    return not any(any(folder.iterdir()) for folder in folders) and not layout.is_owned(
+        layout.RunPaths(path)
+    )
 
 
 def _temporary_files(folder: Path, now: float) -> Iterator[Garbage]:
@@ -179,7 +173,7 @@ def _temporary_files(folder: Path, now: float) -> Iterator[Garbage]:
             yield Garbage(path=path, why="temporary file of a process that ended")
 
 
-def _old_checkpoints(paths: RunPaths) -> Iterator[Garbage]:
+def _old_checkpoints(paths: layout.RunPaths) -> Iterator[Garbage]:
     """Checkpoints of a done run, except the newest and the best one of each stage."""
     try:
         with open_run(paths) as reader:

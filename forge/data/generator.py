@@ -17,18 +17,7 @@ from enum import StrEnum
 from random import Random
 
 from forge.config.schema import MAX_CHAIN, ProblemsTable
-from forge.data.families import FAMILIES
-from forge.data.families.ops import (
-    OPS,
-    Chain,
-    Dtype,
-    Scale,
-    Sizes,
-    chains,
-    grown,
-    in_dtype,
-    scale_of,
-)
+from forge.data.families import FAMILIES, ops
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
@@ -39,15 +28,15 @@ class Composition:
 
     family: str
     variant: str
-    chain: Chain
-    dtype: Dtype = Dtype.FP32
-    scale: Scale = Scale.SMALL
+    chain: ops.Chain
+    dtype: ops.Dtype = ops.Dtype.FP32
+    scale: ops.Scale = ops.Scale.SMALL
     """Scale of the sizes that answers are written for; no part of the id."""
 
     @property
     def problem_id(self) -> str:
         """`family-variant-op-op`, or `family-variant-op-op-bf16`."""
-        half = () if self.dtype is Dtype.FP32 else (self.dtype,)
+        half = () if self.dtype is ops.Dtype.FP32 else (self.dtype,)
         return "-".join((self.family, self.variant, *self.chain, *half))
 
     @classmethod
@@ -55,27 +44,27 @@ class Composition:
         """Inverse of `problem_id`. Raises ValueError for any other id."""
         family, _, rest = problem_id.partition("-")
         variant, *chain = rest.split("-")
-        is_half = bool(chain) and chain[-1] in (Dtype.FP16, Dtype.BF16)
-        dtype = Dtype(chain.pop()) if is_half else Dtype.FP32
+        is_half = bool(chain) and chain[-1] in (ops.Dtype.FP16, ops.Dtype.BF16)
+        dtype = ops.Dtype(chain.pop()) if is_half else ops.Dtype.FP32
         known = family in FAMILIES and variant in FAMILIES[family].variants
-        if not known or not chain or any(name not in OPS for name in chain):
+        if not known or not chain or any(name not in ops.OPS for name in chain):
             raise ValueError(f"{problem_id!r} is no generated problem")
         return cls(family=family, variant=variant, chain=tuple(chain), dtype=dtype)
 
     @classmethod
     def of(cls, problem: Problem) -> Composition:
         """Composition and scale of a generated problem. Raises ValueError for any other."""
-        return replace(cls.parse(problem.problem_id), scale=scale_of(sizes_of(problem)))
+        return replace(cls.parse(problem.problem_id), scale=ops.scale_of(sizes_of(problem)))
 
-    def draw_sizes(self, rng: Random) -> Sizes:
+    def draw_sizes(self, rng: Random) -> ops.Sizes:
         family = FAMILIES[self.family]
         sizes = family.draw_sizes(rng, scale=self.scale)
-        is_wide = self.dtype is Dtype.FP32 or self.scale is Scale.SMALL
-        return sizes if is_wide else grown(sizes, family.outer)
+        is_wide = self.dtype is ops.Dtype.FP32 or self.scale is ops.Scale.SMALL
+        return sizes if is_wide else ops.grown(sizes, family.outer)
 
-    def source(self, sizes: Sizes) -> str:
+    def source(self, sizes: ops.Sizes) -> str:
         rendered = FAMILIES[self.family].render_problem(self.variant, self.chain, sizes=sizes)
-        return in_dtype(rendered, self.dtype)
+        return ops.in_dtype(rendered, self.dtype)
 
 
 def model_source(composition: Composition) -> str:
@@ -108,20 +97,20 @@ def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
     return answer_to(Composition.of(problem), sizes=static_sizes(problem, style))
 
 
-def answer_to(composition: Composition, *, sizes: Sizes | None = None) -> str:
+def answer_to(composition: Composition, *, sizes: ops.Sizes | None = None) -> str:
     """Source of the answer that is right for every size, or for `sizes` alone."""
     rendered = FAMILIES[composition.family].render_answer(
         composition.variant, composition.chain, sizes=sizes, scale=composition.scale
     )
-    return in_dtype(rendered, composition.dtype)
+    return ops.in_dtype(rendered, composition.dtype)
 
 
-def static_sizes(problem: Problem, style: Style) -> Sizes | None:
+def static_sizes(problem: Problem, style: Style) -> ops.Sizes | None:
     """Sizes in the source of a static answer; None for a dynamic one."""
     return sizes_of(problem) if style is Style.STATIC else None
 
 
-def sizes_of(problem: Problem) -> Sizes:
+def sizes_of(problem: Problem) -> ops.Sizes:
     """The literal constants of a generated problem."""
     found = re.findall(r"^([A-Z]+) = (\d+)$", problem.source, flags=re.MULTILINE)
     return {name: int(value) for name, value in found}
@@ -158,7 +147,7 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     rng.shuffle(rest)
     sft, grpo = _demonstrate(_unlike(rest, heldout), by_level=table.sft_by_level)
     parts = ((Split.HELDOUT, heldout), (Split.SFT, sft), (Split.GRPO, grpo))
-    scale = Scale(table.sizes)
+    scale = ops.Scale(table.sizes)
     return [_problem(c, split=split, seed=seed, scale=scale) for split, part in parts for c in part]
 
 
@@ -216,7 +205,7 @@ def _check(table: ProblemsTable, *, num_drawn: int) -> None:
         )
 
 
-def _problem(composition: Composition, *, split: Split, seed: int, scale: Scale) -> Problem:
+def _problem(composition: Composition, *, split: Split, seed: int, scale: ops.Scale) -> Problem:
     rng = Random(f"{seed}/{composition.problem_id}")
     composition = replace(composition, scale=scale)
     return Problem(
@@ -234,7 +223,7 @@ def _draw(table: ProblemsTable, *, rng: Random) -> dict[Cell, list[Composition]]
     Raises ConfigError if there are not enough in total."""
     taken: dict[Cell, list[Composition]] = {}
     scarce_first = sorted(FAMILIES, key=lambda name: len(FAMILIES[name].variants))
-    dtypes = list(dict.fromkeys(map(Dtype, table.dtypes)))
+    dtypes = list(dict.fromkeys(map(ops.Dtype, table.dtypes)))
     missing = 0.0
     for level in range(1, MAX_CHAIN + 1):
         wanted = table.num_problems * LEVEL_WEIGHTS[level] + missing
@@ -252,7 +241,12 @@ def _draw(table: ProblemsTable, *, rng: Random) -> dict[Cell, list[Composition]]
 
 
 def _sample(
-    family: str, level: int, num: int, *, dtypes: Sequence[Dtype] = (Dtype.FP32,), rng: Random
+    family: str,
+    level: int,
+    num: int,
+    *,
+    dtypes: Sequence[ops.Dtype] = (ops.Dtype.FP32,),
+    rng: Random,
 ) -> list[Composition]:
     """At most `num` compositions of a cell. Each pair of variant and chain has one type, so that no
     split contains another's kernel in another precision."""
@@ -260,14 +254,14 @@ def _sample(
     if level <= 2:  # few enough to list
         every = [
             made
-            for chain in chains(level)
+            for chain in ops.chains(level)
             for variant in kind.variants
             if (made := _typed(family, variant, chain, dtypes=dtypes, rng=rng))
         ]
         rng.shuffle(every)
         return every[:num]
-    names = list(OPS)
-    found: dict[tuple[str, Chain], Composition] = {}
+    names = list(ops.OPS)
+    found: dict[tuple[str, ops.Chain], Composition] = {}
     num_misses = 0
     while len(found) < num and num_misses < MAX_MISSES:
         chain = tuple(rng.sample(names, level))
@@ -281,16 +275,16 @@ def _sample(
 
 
 def _typed(
-    family: str, variant: str, chain: Chain, *, dtypes: Sequence[Dtype], rng: Random
+    family: str, variant: str, chain: ops.Chain, *, dtypes: Sequence[ops.Dtype], rng: Random
 ) -> Composition | None:
     """The composition in one of the types in which the problem is worth solving; None if there is
     none."""
     kind = FAMILIES[family]
     if not kind.accepts(variant, chain):
         return None
-    if len(dtypes) > 1 or dtypes[0] is not Dtype.FP32:
+    if len(dtypes) > 1 or dtypes[0] is not ops.Dtype.FP32:
         is_fit = kind.accepts_half(variant, chain)
-        dtypes = [one for one in dtypes if is_fit or one is Dtype.FP32]
+        dtypes = [one for one in dtypes if is_fit or one is ops.Dtype.FP32]
     if not dtypes:
         return None
     dtype = dtypes[0] if len(dtypes) == 1 else rng.choice(dtypes)

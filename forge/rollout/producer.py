@@ -23,18 +23,8 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from forge.errors import Stalled
 from forge.records import Group, Problem, Purpose, Verdict
+from forge.rollout import batches
 from forge.rollout.admission import Admission, Concurrency, PublishedSteps
-from forge.rollout.batches import (
-    MAX_BATCHES_WITHOUT_SIGNAL,
-    Batch,
-    BatchPlan,
-    Buffer,
-    Waiting,
-    make_samples,
-    no_signal,
-    no_signal_error,
-    oldest_step,
-)
 from forge.rollout.past import Past, to_state
 from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
@@ -45,9 +35,10 @@ CHECK_EVERY_S = 1.0
 
 
 async def produce_batches(
-    plan: BatchPlan, *, sampler: Sampler, rules: Rules, ports: Ports, published: PublishedSteps,
-    group_ids: Iterator[int], sample_ids: Iterator[int], out: MemoryObjectSendStream[Batch],
-    step_of: Callable[[int], int], past: Past | None = None,
+    plan: batches.BatchPlan, *, sampler: Sampler, rules: Rules, ports: Ports,
+    published: PublishedSteps, group_ids: Iterator[int], sample_ids: Iterator[int],
+    out: MemoryObjectSendStream[batches.Batch], step_of: Callable[[int], int],
+    past: Past | None = None,
 ) -> None:  # fmt: skip
     """Play groups and send batch after batch to `out`; no sample is more than `max_staleness` steps
     old when it is trained. `step_of` maps a policy version to the training step that made it;
@@ -71,7 +62,7 @@ class _Producer:
     past: Past
 
     def __init__(
-        self, plan: BatchPlan, sampler: Sampler, rules: Rules, ports: Ports,
+        self, plan: batches.BatchPlan, sampler: Sampler, rules: Rules, ports: Ports,
         published: PublishedSteps, step_of: Callable[[int], int],
     ) -> None:  # fmt: skip
         self.plan, self.sampler, self.rules = plan, sampler, rules
@@ -81,7 +72,7 @@ class _Producer:
             step=plan.first_step, last_step=plan.last_step, groups_per_step=plan.groups_per_step,
             max_staleness=plan.max_staleness,
         )  # fmt: skip
-        self.buffer = Buffer(replay=plan.replay)
+        self.buffer = batches.Buffer(replay=plan.replay)
         self.concurrency = _concurrency(plan)
         self._judge_port = ports.judge
         self._judging = 0
@@ -96,7 +87,7 @@ class _Producer:
         self._num_stale = 0
         self._woken = anyio.Event()
 
-    async def run(self, tasks: TaskGroup, out: MemoryObjectSendStream[Batch]) -> None:
+    async def run(self, tasks: TaskGroup, out: MemoryObjectSendStream[batches.Batch]) -> None:
         for group in self.past.waiting:
             self._put(group)
         while self.admission.step <= self.plan.last_step:
@@ -176,22 +167,24 @@ class _Producer:
         if group.is_flat and len(self._replaced) < self.plan.max_replacements:
             self._replaced.append(group)
             return
-        oldest = oldest_step(group, self.step_of)
+        oldest = batches.oldest_step(group, self.step_of)
         deadline = self.admission.deadline(self.published.step if oldest is None else oldest)
         if not self.admission.fits(deadline):
             self._num_stale += 1
             return
         self.admission.admit(deadline)
-        self.buffer.fresh.append(Waiting(group=group, deadline=deadline))
+        self.buffer.fresh.append(batches.Waiting(group=group, deadline=deadline))
 
     # -- batches ---------------------------------------------------------------------------------
 
-    async def _close(self, chosen: Sequence[Waiting], out: MemoryObjectSendStream[Batch]) -> None:
+    async def _close(
+        self, chosen: Sequence[batches.Waiting], out: MemoryObjectSendStream[batches.Batch]
+    ) -> None:
         """Make the open step's batch of these groups, or continue if none of them has a signal."""
         step, plan = self.admission.step, self.plan
         fresh = [waiting for waiting in chosen if not waiting.num_uses]
         for waiting in fresh:
-            waiting.samples = tuple(make_samples([waiting.group], plan, self.sample_ids))
+            waiting.samples = tuple(batches.make_samples([waiting.group], plan, self.sample_ids))
         self.buffer.take(chosen, step=step)
         groups = [*self._replaced, *(waiting.group for waiting in fresh)]
         self._gathered += groups
@@ -201,12 +194,12 @@ class _Producer:
             for waiting in fresh:
                 self.admission.leave(waiting.deadline)
             self._without_signal += 1
-            await self.ports.sink.put(no_signal(step, groups))
-            if self._without_signal >= MAX_BATCHES_WITHOUT_SIGNAL:
-                raise Stalled(no_signal_error(step, self._gathered))
+            await self.ports.sink.put(batches.no_signal(step, groups))
+            if self._without_signal >= batches.MAX_BATCHES_WITHOUT_SIGNAL:
+                raise Stalled(batches.no_signal_error(step, self._gathered))
             return
         self.admission.close(waiting.deadline for waiting in fresh)
-        batch = Batch(
+        batch = batches.Batch(
             step=step,
             groups=tuple(self._gathered),
             samples=tuple(samples),
@@ -239,7 +232,7 @@ class _Producer:
         self._woken = anyio.Event()
 
 
-def _concurrency(plan: BatchPlan) -> Concurrency | None:
+def _concurrency(plan: batches.BatchPlan) -> Concurrency | None:
     """None for a fixed number of groups: a given one, or a whole batch in the synchronous loop."""
     if plan.in_flight is not None or plan.max_staleness == 0:
         return None

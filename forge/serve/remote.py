@@ -33,14 +33,7 @@ import anyio
 
 from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.process.ask import (
-    Answer,
-    error_message,
-    open_url_client,
-    parse_content,
-    retry_pause_s,
-    send,
-)
+from forge.process import ask
 from forge.process.busy import BusyClock
 from forge.process.strict_json import parse_json
 from forge.records import Completion, Finish
@@ -96,7 +89,9 @@ class UrlClient:
         for _ in range(BUSY_ATTEMPTS - 1):
             if response.status not in BUSY:
                 break
-            await anyio.sleep(retry_pause_s(response, default_s=pause_s, longest_s=LONGEST_PAUSE_S))
+            await anyio.sleep(
+                ask.retry_pause_s(response, default_s=pause_s, longest_s=LONGEST_PAUSE_S)
+            )
             pause_s *= 2
             response = await self._send("POST", path, body, self._timeout_s, headers)
         if response.status != 200:
@@ -139,8 +134,8 @@ class UrlClient:
         await self._send("GET", "/health", None, SHORT_TIMEOUT_S, {})
         self.is_up = True
 
-    def refusal(self, response: Answer) -> ForgeError:
-        status, said = response.status, error_message(response.content)
+    def refusal(self, response: ask.Answer) -> ForgeError:
+        status, said = response.status, ask.error_message(response.content)
         if status in KEY_REFUSED:
             return ConfigError(f"{self.url}: {said}; {self._key_setting} names the key's variable")
         if status in SILENT:
@@ -153,9 +148,9 @@ class UrlClient:
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float,
         headers: Mapping[str, str],
-    ) -> Answer:  # fmt: skip
+    ) -> ask.Answer:  # fmt: skip
         try:
-            return await send(
+            return await ask.send(
                 self._http, method, path, body,
                 server=self.url, timeout_s=timeout_s, headers=headers,
             )  # fmt: skip
@@ -173,7 +168,7 @@ async def open_server(
     if token == "":
         raise ConfigError(f'{key_setting}: found "{key_env}", which is not set or empty')
     root = url.rstrip("/").removesuffix("/v1")  # which users may write
-    async with open_url_client(root, timeout_s=timeout_s, token=token) as http:
+    async with ask.open_url_client(root, timeout_s=timeout_s, token=token) as http:
         yield UrlClient(url, http, timeout_s=timeout_s, key_setting=key_setting)
 
 
@@ -282,7 +277,7 @@ class RemoteServer:
             }  # fmt: skip
             content = await self.client.post_limited("/v1/completions", body, accept=COMPACT)
             with self._named():
-                return await parse_content(content, partial(read_packed, n=request.n))
+                return await ask.parse_content(content, partial(read_packed, n=request.n))
 
     async def _ask_singly(self, request: SampleRequest) -> list[Completion]:
         answers: dict[int, Completion] = {}

@@ -16,17 +16,8 @@ from rich.text import Text
 from forge.records.verdict import join_rules, split_rules
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader, open_run
-from forge.views import run_state
+from forge.views import run_state, text
 from forge.views.fitting import Fitting
-from forge.views.text import (
-    NONE,
-    factor,
-    launches,
-    percent,
-    printable,
-    printable_values,
-    without_empty,
-)
 
 
 def show_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> dict[str, Any]:
@@ -171,7 +162,7 @@ def render_show(data: dict[str, Any]) -> RichGroup:
     ]
     parts += [Text(message) for message in data["rows"]]
     for stage, shares in data["idle"].items():
-        words = ", ".join(f"{role} {percent(share)}" for role, share in shares.items())
+        words = ", ".join(f"{role} {text.percent(share)}" for role, share in shares.items())
         parts.append(Text(f"idle in {stage}: {words}"))
     if data["evaluations"]:
         parts += [Text(""), render_evaluations(data["evaluations"])]
@@ -185,12 +176,12 @@ def render_best_kernel(best: dict[str, Any]) -> RichGroup:
     made visible."""
     from rich.syntax import Syntax
 
-    best = printable_values(best)
+    best = text.printable_values(best)
     if best["speedup"] is None:
-        speed = launches(best["num_launches"])
+        speed = text.launches(best["num_launches"])
     else:
         speed = (
-            f"at least {factor(best['speedup_low'])} ({factor(best['speedup'])}: "
+            f"at least {text.factor(best['speedup_low'])} ({text.factor(best['speedup'])}: "
             f"{best['candidate_us']:.1f} µs, baseline {best['baseline_us']:.1f} µs)"
         )
     place = f"{best['problem_id']}, {speed}, {best['turn_id']}"
@@ -208,10 +199,10 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     """
     rows = [_evaluation(row) for row in evaluations]
     heads = list(rows[0]) if rows else []
-    table = Fitting(*without_empty(heads, [list(row.values()) for row in rows]))
+    table = Fitting(*text.without_empty(heads, [list(row.values()) for row in rows]))
     words = [(row["stage"], run_state.words_of(row)) for row in evaluations]
     lines = [
-        Text(printable(f"{stage}: pass@1 of {each['parts']}"))
+        Text(text.printable(f"{stage}: pass@1 of {each['parts']}"))
         for stage, each in words
         if each["parts"]
     ]
@@ -221,7 +212,8 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
         lines += [
             Text(
                 f"{row['stage']} by protocol {each['protocol']}, policy {each['policy']}: "
-                f"{percent(each['pass_at_1'])}, own share of correct {percent(each['own_share'])}"
+                f"{text.percent(each['pass_at_1'])}, "
+                f"own share of correct {text.percent(each['own_share'])}"
             )
             for each in row["by_protocol"]
             if len(row["by_protocol"]) > 1
@@ -234,17 +226,17 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
     return {
         "stage": row["stage"],
         "n": f"{row['num_problems']}×{row['num_samples']}",
-        "pass@1": percent(row["pass_at_1"]),
+        "pass@1": text.percent(row["pass_at_1"]),
         "95 %": f"{100 * row['ci_low']:.0f}–{100 * row['ci_high']:.0f}",
-        "fast_1": percent(
+        "fast_1": text.percent(
             row["fast_1"] if row["pass_at_1"] else None
         ),  # 0 of 0 does not imply times
-        "greedy": percent(row["pass_at_1_greedy"]),
-        "multi": percent(row["pass_at_1_multi"]),
-        "pass@k": f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else NONE,
-        "compiles": percent(row["compile_rate"]),
-        "judged": words["judged_share"] or NONE,
-        "trained on": words["trained_share"] or NONE,
+        "greedy": text.percent(row["pass_at_1_greedy"]),
+        "multi": text.percent(row["pass_at_1_multi"]),
+        "pass@k": f"{text.percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else text.NONE,
+        "compiles": text.percent(row["compile_rate"]),
+        "judged": words["judged_share"] or text.NONE,
+        "trained on": words["trained_share"] or text.NONE,
     }
 
 

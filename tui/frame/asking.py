@@ -128,7 +128,7 @@ class Help(Dialog[None]):
     """The list of keys; any of the usual keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,question_mark,enter", "dismiss", "Close"),
+        Binding("escape,q,question_mark,enter", "dismiss", "Close")
     ]
 
     def __init__(self, bindings: Iterable[ActiveBinding]) -> None:

@@ -21,22 +21,7 @@ from textual.widgets import DataTable, Static, TabbedContent, TabPane
 from forge.store.reader import RunReader
 from forge.tui.frame.asking import AskLine, PacedScreen, ask
 from forge.tui.frame.watched import Watched
-from forge.tui.widgets.texts import (
-    MAX_SHOWN,
-    Column,
-    RowTable,
-    copy_code,
-    lines_with,
-    marked,
-    path_of_statuses,
-    shown_code,
-    shown_diff,
-    shown_text,
-    signed,
-    speedup,
-    verdict_panel,
-    verdict_word,
-)
+from forge.tui.widgets import texts
 from forge.views.rollouts import (
     AnswerPart,
     Conversation,
@@ -65,12 +50,12 @@ def head_of(found: Conversation, turn: dict[str, Any]) -> Text:
     text.append(f" · {_when(group)}\n")
     text.append(printable(found.problem_id), style="bold")
     text.append("" if group["level"] is None else f" level {group['level']}")
-    text.append("\n").append(verdict_word(turn["status"]))
+    text.append("\n").append(texts.verdict_word(turn["status"]))
     text.append(f" ({printable((turn['reason'] or '–')[:MAX_REASON])})")
     if turn["speedup"] is not None:
-        text.append(f" · {speedup(turn)}")
+        text.append(f" · {texts.speedup(turn)}")
     text.append(f" · reward {number(turn['reward'])} · return {number(turn['discounted_return'])}")
-    text.append(f" · advantage {signed(turn['advantage'])}")
+    text.append(f" · advantage {texts.signed(turn['advantage'])}")
     return text
 
 
@@ -92,23 +77,23 @@ def answer_of(found: Conversation, turn: dict[str, Any], *, is_folded: bool = Fa
     before = _before(found, turn)
     parts: list[RenderableType]
     if before is not None:
-        parts = [_heading("feedback"), shown_text(before["feedback"] or "nothing")]
+        parts = [_heading("feedback"), texts.shown_text(before["feedback"] or "nothing")]
     else:
         parts = [_heading(f"the problem ({turn['num_prompt_tokens']} tokens; t shows them)")]
     parts.append(_heading("answer"))
     completion = turn["completion"] or ""
-    for kind, text in split_answer(completion[:MAX_SHOWN], thinking=found.thinking):
+    for kind, text in split_answer(completion[: texts.MAX_SHOWN], thinking=found.thinking):
         if kind is AnswerPart.CODE:
-            parts.append(shown_code(text))
+            parts.append(texts.shown_code(text))
             continue
         lines = text.removesuffix("\n").split("\n")
         is_long = kind is AnswerPart.THINKING and is_folded and len(lines) > MAX_THINKING
         shown = "\n".join(lines[:MAX_THINKING] if is_long else lines)
-        parts.append(shown_text(shown, style=STYLES[kind]))
+        parts.append(texts.shown_text(shown, style=STYLES[kind]))
         if is_long:
             parts.append(_heading(f"{len(lines) - MAX_THINKING} more lines of thinking (z)"))
-    if len(completion) > MAX_SHOWN:
-        parts.append(_heading(f"… {len(completion) - MAX_SHOWN} more characters"))
+    if len(completion) > texts.MAX_SHOWN:
+        parts.append(_heading(f"… {len(completion) - texts.MAX_SHOWN} more characters"))
     if turn["is_truncated"]:
         parts.append(_heading("… cut off at its length"))
     return Group(*parts)
@@ -127,7 +112,7 @@ def turn_diff(found: Conversation, turn: dict[str, Any]) -> Group:
     if not before["code"] and not turn["code"]:
         return Group(heading, Text("neither has code"))
     lines = diff_codes((before["code"] or ""), (turn["code"] or ""))
-    return Group(heading, shown_diff(lines) if lines else Text("the same code"))
+    return Group(heading, texts.shown_diff(lines) if lines else Text("the same code"))
 
 
 def _heading(words: str) -> Text:
@@ -143,14 +128,15 @@ def _by_turn(key: str, show: Callable[[Any], str]) -> Callable[[Sibling], str]:
 
 
 SIBLING_COLUMNS = (
-    Column("rollout", "rollout", None, lambda sibling: f"r{sibling.rollout}"),
-    Column("return", "return", None,
-           lambda sibling: number(sibling.turns[0]["discounted_return"]), is_number=True),
-    Column("reward", "reward", None, _by_turn("reward", number), from_width=60),
-    Column("advantage", "advantage", None, _by_turn("advantage", signed), from_width=50),
-    Column("tokens", "tokens", None, _by_turn("num_completion_tokens", str), from_width=100,
-           is_number=True),
-    Column("turns", "turns", None, lambda sibling: path_of_statuses(
+    texts.Column("rollout", "rollout", None, lambda sibling: f"r{sibling.rollout}"),
+    texts.Column("return", "return", None,
+                 lambda sibling: number(sibling.turns[0]["discounted_return"]), is_number=True),
+    texts.Column("reward", "reward", None, _by_turn("reward", number), from_width=60),
+    texts.Column("advantage", "advantage", None, _by_turn("advantage", texts.signed),
+                 from_width=50),
+    texts.Column("tokens", "tokens", None, _by_turn("num_completion_tokens", str), from_width=100,
+                 is_number=True),
+    texts.Column("turns", "turns", None, lambda sibling: texts.path_of_statuses(
         [turn["status"] or "?" for turn in sibling.turns]), takes_rest=True),
 )  # fmt: skip
 
@@ -166,12 +152,12 @@ class SiblingsPane(Vertical):
     """
 
     def compose(self) -> ComposeResult:
-        yield RowTable(SIBLING_COLUMNS, id="siblings-table")
+        yield texts.RowTable(SIBLING_COLUMNS, id="siblings-table")
         yield HorizontalScroll(id="codes", can_focus=False)
 
     async def show_group(self, found: Conversation, turn: int) -> None:
         """Shows the codes of `turn`, or of the last turn before it."""
-        table = self.query_one(RowTable)
+        table = self.query_one(texts.RowTable)
         table.show_rows([(f"r{each.rollout}", each) for each in found.siblings])
         table.choose(f"r{found.rollout}")
         codes = self.query_one("#codes", HorizontalScroll)
@@ -191,7 +177,7 @@ def _around(found: Conversation) -> list[Sibling]:
 def _code(sibling: Sibling, number_of: int, own: int) -> VerticalScroll:
     turn = sibling.turn(number_of)
     heading = Text(f"r{sibling.rollout}.t{turn['turn']} ", style="bold")
-    heading.append(verdict_word(turn["status"]))
+    heading.append(texts.verdict_word(turn["status"]))
     heading.append(f" reward {number(turn['reward'])}")
     if turn["speedup"] is not None:
         heading.append(f" {factor(turn['speedup'])}")
@@ -199,7 +185,7 @@ def _code(sibling: Sibling, number_of: int, own: int) -> VerticalScroll:
     code = turn["code"]
     return VerticalScroll(
         Static(heading, markup=False),
-        Static(shown_code(code) if code else Text("no code"), markup=False),
+        Static(texts.shown_code(code) if code else Text("no code"), markup=False),
         classes=classes,
     )
 
@@ -328,7 +314,7 @@ class RolloutScreen(PacedScreen[Found]):
     def _show_turn(self, found: Conversation) -> None:
         turn = self._current(found)
         self.query_one("#head", Static).update(head_of(found, turn))
-        self.query_one("#side-text", Static).update(verdict_panel(turn))
+        self.query_one("#side-text", Static).update(texts.verdict_panel(turn))
         self._show_pane(self.query_one(TabbedContent).active, found, turn)
 
     def _show_pane(self, name: str, found: Conversation, turn: dict[str, Any]) -> None:
@@ -338,14 +324,15 @@ class RolloutScreen(PacedScreen[Found]):
             return
         made = {
             "answer": lambda: answer_of(found, turn, is_folded=self._is_folded),
-            "verdict": lambda: verdict_panel(turn),
+            "verdict": lambda: texts.verdict_panel(turn),
             "diff": lambda: turn_diff(found, turn),
             "prompt": lambda: Group(
-                _heading(f"prompt: {turn['num_prompt_tokens']} tokens"), shown_text(turn["prompt"])
+                _heading(f"prompt: {turn['num_prompt_tokens']} tokens"),
+                texts.shown_text(turn["prompt"]),
             ),
-            "reference": lambda: shown_code(found.source or "# not stored"),
+            "reference": lambda: texts.shown_code(found.source or "# not stored"),
         }[name]()
-        self._made = marked(made, self._words)
+        self._made = texts.marked(made, self._words)
         self.query_one(f"#{name}-text", Static).update(self._made)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
@@ -402,7 +389,7 @@ class RolloutScreen(PacedScreen[Found]):
     def action_copy(self) -> None:
         if found := self._found:
             turn = self._current(found)
-            copy_code(self.app, (turn["code"] or ""), turn["turn_id"])
+            texts.copy_code(self.app, (turn["code"] or ""), turn["turn_id"])
 
     def action_fold(self) -> None:
         self._is_folded = not self._is_folded
@@ -428,7 +415,7 @@ class RolloutScreen(PacedScreen[Found]):
         if not self._words or name == "siblings":
             return
         text = self.query_one(f"#{name}-text", Static)
-        lines = lines_with(self.app.console, self._made, self._words, width=text.size.width)
+        lines = texts.lines_with(self.app.console, self._made, self._words, width=text.size.width)
         if not lines:
             words = f"{printable(self._words)}: not in this text"
             self.notify(words, severity="warning", markup=False)

@@ -33,19 +33,10 @@ from forge.tui.frame.asking import AskingScreen
 from forge.tui.frame.watched import Watched
 from forge.tui.widgets.texts import SIGNS as VERDICT_SIGNS
 from forge.tui.widgets.texts import STOPPED, Column, RowTable, spark
+from forge.views import run_state
 from forge.views.compare import load_gains
 from forge.views.curves import Activity, Curve, Curves, load_activity
 from forge.views.problems import load_kernels
-from forge.views.run_state import (
-    IN_ORDER,
-    Rung,
-    RungState,
-    RunState,
-    load_ladder,
-    load_stages,
-    stage_name,
-    stage_names,
-)
 from forge.views.text import (
     NONE,
     at_least,
@@ -215,7 +206,7 @@ IDLE_MUCH = 0.5
 ENDED = {"done": "bold green", "stopped": "bold yellow", "failed": "bold red", "killed": "bold red"}
 
 
-def figures(run: RunState | None, activity: Activity) -> Text:
+def figures(run: run_state.RunState | None, activity: Activity) -> Text:
     """Step, ETA, rates; then idle shares. Missing numbers are omitted."""
     text = Text()
     for name, value in _figures(run, activity) if run else ():
@@ -232,7 +223,7 @@ def figures(run: RunState | None, activity: Activity) -> Text:
     return text
 
 
-def _figures(run: RunState, activity: Activity) -> list[tuple[str, str]]:
+def _figures(run: run_state.RunState, activity: Activity) -> list[tuple[str, str]]:
     """Name and value of each; a run that has ended has no rates."""
     live, is_running, last, played = run.live, run.state == "running", run.evaluation, run.played
     if live:
@@ -271,7 +262,7 @@ def _figures(run: RunState, activity: Activity) -> list[tuple[str, str]]:
     ]
 
 
-def health(run: RunState | None) -> Text:
+def health(run: run_state.RunState | None) -> Text:
     """Reason why a run ended, empty if it is done; of a running one the worst processes first, with
     the reason, then the number of healthy ones."""
     live = run and run.live
@@ -288,7 +279,7 @@ def health(run: RunState | None) -> Text:
     return text.append(f" {num_well} of {len(live.components)}", style="not dim")
 
 
-def _ending(run: RunState | None) -> Text:
+def _ending(run: run_state.RunState | None) -> Text:
     state = run.state if run else "unknown"
     if state not in ENDED:
         return Text(f"no supervisor answers; the run is {state}")
@@ -334,8 +325,8 @@ def mix(activity: Activity) -> Group | Text:
 
 
 RUNG_SIGNS = {
-    RungState.DONE: ("✔", "green"), RungState.RUNNING: ("▶", "bold cyan"),
-    RungState.WAITING: ("○", "dim"), RungState.CUT: ("✘", "red"),
+    run_state.RungState.DONE: ("✔", "green"), run_state.RungState.RUNNING: ("▶", "bold cyan"),
+    run_state.RungState.WAITING: ("○", "dim"), run_state.RungState.CUT: ("✘", "red"),
 }  # fmt: skip
 SCALE, MOST_SCALE = 16, 60
 FIXED = 62
@@ -345,7 +336,7 @@ STEPS_BAR = 8
 NAME = 10
 
 
-def draw_ladder(rungs: Sequence[Rung], gains: Mapping[str, str], *, width: int) -> Text:
+def draw_ladder(rungs: Sequence[run_state.Rung], gains: Mapping[str, str], *, width: int) -> Text:
     """A line per rung; a second one where its number is of several sources, or of problems that are
     trained on, and at the last one with its levels.
 
@@ -365,7 +356,7 @@ def draw_ladder(rungs: Sequence[Rung], gains: Mapping[str, str], *, width: int) 
     return Text("\n").join(lines)
 
 
-def ladder_line(rungs: Sequence[Rung]) -> Text:
+def ladder_line(rungs: Sequence[run_state.Rung]) -> Text:
     """All stages in one line, for a small terminal: `✔ eval-0 0.0 %  ▶ grpo-1 12/20`."""
     text = Text(no_wrap=True, overflow="ellipsis")
     for rung in rungs:
@@ -374,13 +365,13 @@ def ladder_line(rungs: Sequence[Rung]) -> Text:
             continue
         text.append(f"{sign} {printable(rung.name)}", style=style)
         words = rung.short
-        if rung.state is RungState.RUNNING and rung.kind != "eval":
+        if rung.state is run_state.RungState.RUNNING and rung.kind != "eval":
             words = _steps(rung)
         text.append(f" {words}  " if words else "  ", style="bold")
     return text
 
 
-def draw_scale(rung: Rung, columns: int) -> Text:
+def draw_scale(rung: run_state.Rung, columns: int) -> Text:
     """`  ├──●──┤   `: the interval and the estimate on 0 to 100 %."""
     assert rung.pass_at_1 is not None
     cells = ["·" if column % max(columns // 4, 1) == 0 else " " for column in range(columns)]
@@ -399,13 +390,15 @@ def draw_scale(rung: Rung, columns: int) -> Text:
     return text
 
 
-def _line(rung: Rung, gain: str, scale: int, label: str, names: int) -> Text:
+def _line(rung: run_state.Rung, gain: str, scale: int, label: str, names: int) -> Text:
     sign, style = RUNG_SIGNS[rung.state]
     is_within = rung.name.startswith("@")
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append("  " if is_within else f"{sign} ", style=style)
     name = f"{printable(rung.name):<{names}}"
-    line.append(name, style="dim" if rung.state is RungState.WAITING or is_within else "bold")
+    line.append(
+        name, style="dim" if rung.state is run_state.RungState.WAITING or is_within else "bold"
+    )
     if rung.pass_at_1 is None:
         return line.append_text(_training(rung))
     line.append(f" {label}{percent(rung.pass_at_1):>7} ", style="" if is_within else "bold")
@@ -419,18 +412,18 @@ def _line(rung: Rung, gain: str, scale: int, label: str, names: int) -> Text:
     return line
 
 
-def _training(rung: Rung) -> Text:
+def _training(rung: run_state.Rung) -> Text:
     text = Text()
     if rung.kind != "eval" and rung.step is not None:
         text.append(f" {_steps(rung)} steps")
-        if rung.state is RungState.RUNNING and rung.num_steps:
+        if rung.state is run_state.RungState.RUNNING and rung.num_steps:
             text.append(f"  {bar(rung.step / rung.num_steps, width=STEPS_BAR)}", style="cyan")
     if rung.seconds is not None:
         text.append(f"  {duration(rung.seconds)}", style="dim")
     return text
 
 
-def _steps(rung: Rung) -> str:
+def _steps(rung: run_state.Rung) -> str:
     return f"{rung.step or 0}/{rung.num_steps}" if rung.num_steps else f"{rung.step or 0}"
 
 
@@ -556,7 +549,7 @@ class FromStore:
 
     activity: Activity
     curves: list[Curve]
-    rungs: list[Rung]
+    rungs: list[run_state.Rung]
     gains: dict[str, str]
     """Name of an evaluation to the gain of the training before it."""
     kernels: list[dict[str, Any]]
@@ -567,7 +560,7 @@ class RunData:
     """Data of one refresh."""
 
     now: float
-    run: RunState | None
+    run: run_state.RunState | None
     stored: FromStore
     curves_of: str
 
@@ -624,7 +617,8 @@ class RunScreen(AskingScreen[RunData]):
             self._version = version
         words = self.CURVES_OF.get(self._curves.kind, "")
         if self._curves.stage is not None:
-            words = f"{words}, {stage_name(load_stages(reader), self._curves.stage)}, by step"
+            stages = run_state.load_stages(reader)
+            words = f"{words}, {run_state.stage_name(stages, self._curves.stage)}, by step"
         return RunData(
             now=now, run=run, stored=self._stored, curves_of=words,
         )  # fmt: skip
@@ -634,18 +628,18 @@ class RunScreen(AskingScreen[RunData]):
         is_ended = state in ENDED
         if is_ended and (loss := self._curves.sft_loss(reader)) is not None:
             curves = [*curves, loss]
-        stages = load_stages(reader)
+        stages = run_state.load_stages(reader)
         return FromStore(
             activity=load_activity(reader, now=now),
             curves=curves,
-            rungs=load_ladder(reader, stages, is_running=not is_ended),
-            gains=self._load_gains(reader, stage_names(stages)),
+            rungs=run_state.load_ladder(reader, stages, is_running=not is_ended),
+            gains=self._load_gains(reader, run_state.stage_names(stages)),
             kernels=load_kernels(reader, limit=3) if is_ended else [],
         )
 
     def _load_gains(self, reader: RunReader, names: list[str]) -> dict[str, str]:
         """Gains, read again only after another evaluation."""
-        rows = reader.rows(IN_ORDER)
+        rows = reader.rows(run_state.IN_ORDER)
         if len(rows) != self._gains[0]:
             found = load_gains(reader, rows, names)
             self._gains = len(rows), {gain.after: gain.short() for gain in found}

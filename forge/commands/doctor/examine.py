@@ -29,25 +29,7 @@ from typing import Any
 
 import anyio
 
-from forge.commands.doctor.probe import (
-    PACKAGES,
-    EngineFacts,
-    Finding,
-    GpuFacts,
-    Imported,
-    Outcome,
-    Severity,
-    check_engines,
-    check_gpus,
-    check_packages,
-    docker,
-    error,
-    import_for_engines,
-    import_packages,
-    run_probe,
-    try_gpus,
-    warning,
-)
+from forge.commands.doctor import probe
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError
 from forge.evalpool.judge.sandbox.enter import advice, read_sysctls
@@ -59,7 +41,7 @@ from forge.runner.plan.machine import Machine, this_machine
 from forge.serve.engines import PYTHON_AT_LEAST, read_interpreter
 from forge.views.text import gigabytes, size
 
-ERROR, WARNING = Severity.ERROR, Severity.WARNING
+ERROR, WARNING = probe.Severity.ERROR, probe.Severity.WARNING
 PCI_VENDORS = {"0x10de": Vendor.NVIDIA, "0x1002": Vendor.AMD}
 GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """PCI classes of GPUs: VGA, 3D, other display controllers, processing accelerators."""
@@ -113,10 +95,10 @@ class HostFacts:
     now: float = 0.0
 
     def fix(self, flags: str, outside: str) -> str:
-        return docker(flags) if self.container else outside
+        return probe.docker(flags) if self.container else outside
 
 
-def check_host(host: HostFacts) -> Iterator[Finding]:
+def check_host(host: HostFacts) -> Iterator[probe.Finding]:
     """The table: name, what was found, fix, and limits, of which the first that is broken counts.
 
     A limit is its severity, whether it is broken, words about it, and its own fix. Without a text
@@ -126,7 +108,7 @@ def check_host(host: HostFacts) -> Iterator[Finding]:
     amd = host.fix(
         " ".join(AMD_FLAGS), "install ROCm's kernel driver: amdgpu-install --usecase=dkms"
     )
-    uvm = f" on the host, then {docker('--gpus all')}" if host.container else ""
+    uvm = f" on the host, then {probe.docker('--gpus all')}" if host.container else ""
     quota, shm = host.cpu_quota, f"{size(host.shm_free_bytes)} of {size(host.shm_bytes)} free"
     share = f", of which the control group allows the time of {quota:g}" if quota else ""
     is_throttled, mount = _low(quota, host.cores), host.mount
@@ -168,7 +150,8 @@ def check_host(host: HostFacts) -> Iterator[Finding]:
          (ERROR, _low(host.num_tasks, 128), "a run needs 128"),
          (WARNING, _low(host.num_tasks, 1024), "large runs need 1024")),
         ("processes of the container",
-         "" if host.group_tasks is None else _allowed(host.group_tasks), docker("--pids-limit=-1"),
+         "" if host.group_tasks is None else _allowed(host.group_tasks),
+          probe.docker("--pids-limit=-1"),
          (ERROR, _low(host.group_tasks, 128), "a run needs 128"),
          (WARNING, _low(host.group_tasks, 1024), "large runs need 1024")),
         # With 4 GB no judge starts, with 8 GB one does.
@@ -213,16 +196,16 @@ def check_host(host: HostFacts) -> Iterator[Finding]:
     ])  # fmt: skip
 
 
-def _rows(table: Sequence[tuple[Any, ...]]) -> Iterator[Finding]:
+def _rows(table: Sequence[tuple[Any, ...]]) -> Iterator[probe.Finding]:
     for name, found, fix, *limits in table:
         broken = next((limit for limit in limits if limit[1]), None)
         if broken is not None:
             severity, _, *words = broken
             why, own_fix = (*words, "", "")[:2]
             found = "; ".join(filter(None, (found, why)))
-            yield Finding(name=name, found=found, severity=severity, fix=own_fix or fix)
+            yield probe.Finding(name=name, found=found, severity=severity, fix=own_fix or fix)
         elif found:
-            yield Finding(name=name, found=found)
+            yield probe.Finding(name=name, found=found)
 
 
 def _low(value: float | None, least: float) -> bool:
@@ -256,19 +239,27 @@ def sandbox_flags(host: HostFacts) -> list[str]:
     return [flag for flag, is_needed in flags.items() if is_needed]
 
 
-def check_sandbox(outcome: Outcome, host: HostFacts, *, sysctls: Mapping[str, str]) -> Finding:
+def check_sandbox(
+    outcome: probe.Outcome, host: HostFacts, *, sysctls: Mapping[str, str]
+) -> probe.Finding:
     level = outcome.get("level")
     refused: list[str] = outcome.get("refused") or []
     flags = sandbox_flags(host)
-    fix = docker(*flags) if flags and host.container else advice(uid=host.uid, sysctls=sysctls)
+    fix = (
+        probe.docker(*flags) if flags and host.container else advice(uid=host.uid, sysctls=sysctls)
+    )
     if level is None:
         why = outcome.fault or "; ".join(refused)
-        return error("sandbox", f"none: {why}", fix=f"{fix}; {NO_SANDBOX}")
+        return probe.error("sandbox", f"none: {why}", fix=f"{fix}; {NO_SANDBOX}")
     found = f"{level} ({'; '.join(refused)})" if refused else f"{level}"
     if host.gpus and not outcome.get("serves_gpus"):
         found = f"{found}; judges on GPUs need namespaces with a /proc of their own"
-        return error("sandbox", found, fix=f"{fix}; {NO_SANDBOX}")
-    return warning("sandbox", found, fix=fix) if refused else Finding(name="sandbox", found=found)
+        return probe.error("sandbox", found, fix=f"{fix}; {NO_SANDBOX}")
+    return (
+        probe.warning("sandbox", found, fix=fix)
+        if refused
+        else probe.Finding(name="sandbox", found=found)
+    )
 
 
 def read_host(machine: Machine, store_dir: Path) -> HostFacts:
@@ -343,18 +334,18 @@ def _soft(kind: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding]:
+def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[probe.Finding]:
     """Runs all checks. `store_dir`: parent of run directories; its disk is checked. `serve`:
     `[serve]` of an experiment, to check the engines of its interpreter; absent means this
     interpreter."""
-    python, of_engines = None, list[Finding]()
+    python, of_engines = None, list[probe.Finding]()
     try:
         python = read_interpreter(serve)
     except MachineError as failure:
         fix = "serve.python must name a Python that runs"
-        of_engines.append(error("engines", str(failure), fix=fix))
+        of_engines.append(probe.error("engines", str(failure), fix=fix))
     machine = this_machine(store_dir, serve=None if python is None else serve)
-    gpus = GpuFacts(
+    gpus = probe.GpuFacts(
         gpus=machine.gpus,
         hidden=machine.hidden_gpus,
         holders=holders(machine.gpus),
@@ -362,26 +353,28 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
     )
     engines = None
     if python is not None:
-        engines = EngineFacts(python=python, table=serve or ServeTable(), gpus=machine.gpus)
+        engines = probe.EngineFacts(python=python, table=serve or ServeTable(), gpus=machine.gpus)
     with ExitStack() as opened:
         folder, sockets = _open_folder(opened)
         here, serving, sandbox, gpus = anyio.run(_try_all, folder, gpus, engines)
     host = read_host(machine, store_dir)
     if engines is not None:
-        of_engines = [*check_engines(replace(engines, imported={**here, **serving}))]
+        of_engines = [*probe.check_engines(replace(engines, imported={**here, **serving}))]
     return [
         *check_host(host),
-        *check_packages(here),
+        *probe.check_packages(here),
         *of_engines,
-        *check_gpus(gpus),
+        *probe.check_gpus(gpus),
         check_sandbox(sandbox, host, sysctls=read_sysctls()),
         sockets,
     ]
 
 
 async def _try_all(
-    folder: Path, gpus: GpuFacts, engines: EngineFacts | None
-) -> tuple[Mapping[str, Imported], Mapping[str, Imported], Outcome, GpuFacts]:
+    folder: Path, gpus: probe.GpuFacts, engines: probe.EngineFacts | None
+) -> tuple[
+    Mapping[str, probe.Imported], Mapping[str, probe.Imported], probe.Outcome, probe.GpuFacts
+]:
     """Run all probes; `folder` is a private directory for their files. Returns the packages of this
     interpreter and of the one that serves, the sandbox, and the GPUs."""
     found: dict[str, Any] = {"serving": {}}
@@ -390,23 +383,23 @@ async def _try_all(
         found[name] = await trial
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(keep, "here", import_packages(PACKAGES, folder))
-        tasks.start_soon(keep, "sandbox", run_probe("sandbox", folder))
-        tasks.start_soon(keep, "gpus", try_gpus(gpus, folder))
+        tasks.start_soon(keep, "here", probe.import_packages(probe.PACKAGES, folder))
+        tasks.start_soon(keep, "sandbox", probe.run_probe("sandbox", folder))
+        tasks.start_soon(keep, "gpus", probe.try_gpus(gpus, folder))
         if engines is not None:
-            tasks.start_soon(keep, "serving", import_for_engines(engines, folder))
+            tasks.start_soon(keep, "serving", probe.import_for_engines(engines, folder))
     return found["here"], found["serving"], found["sandbox"], found["gpus"]
 
 
-def _open_folder(opened: ExitStack) -> tuple[Path, Finding]:
+def _open_folder(opened: ExitStack) -> tuple[Path, probe.Finding]:
     """A private directory for the probes: that of a run's sockets, which is removed after a kill
     too, or another one if sockets have no place."""
     try:
         folder = opened.enter_context(open_socket_dir())
-        return folder, Finding(name="sockets", found=str(folder.parent))
+        return folder, probe.Finding(name="sockets", found=str(folder.parent))
     except (ForgeError, OSError) as failure:
         fix = "TMPDIR=/tmp, or another short writable path"
-        sockets = error("sockets", str(failure), fix=fix)
+        sockets = probe.error("sockets", str(failure), fix=fix)
     try:
         return Path(opened.enter_context(TemporaryDirectory())), sockets
     except OSError as failure:

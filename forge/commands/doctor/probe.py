@@ -32,14 +32,7 @@ from forge.exits import EXTRAS
 from forge.process.child import ChildSpec, open_child, read_ending
 from forge.process.devices import Gpu, GpuUser
 from forge.process.environment import child_env
-from forge.serve.engines import (
-    ENGINES,
-    TESTED_VLLM,
-    Interpreter,
-    choose_engine,
-    find_mismatch,
-    is_tested_vllm,
-)
+from forge.serve import engines
 from forge.views.text import printable, size
 
 SCHEMA = 1
@@ -217,7 +210,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    python: Interpreter
+    python: engines.Interpreter
     table: ServeTable = field(default_factory=ServeTable)
     imported: Mapping[str, Imported] = field(default_factory=dict[str, Imported])
     gpus: Sequence[Gpu] = ()
@@ -227,7 +220,7 @@ class EngineFacts:
         """Engines whose packages are there, whether they import or not: the choice of a run."""
         modules = self.python.modules
         return frozenset(
-            name for name, kind in ENGINES.items() if modules.issuperset(kind.requires)
+            name for name, kind in engines.ENGINES.items() if modules.issuperset(kind.requires)
         )
 
 
@@ -243,7 +236,7 @@ async def import_for_engines(facts: EngineFacts, folder: Path) -> dict[str, Impo
             folder,
             label=f"imports-{engine}",
             python=python,
-            gpus=[gpu.uuid for gpu in facts.gpus] if ENGINES[engine].needs_gpu else [],
+            gpus=[gpu.uuid for gpu in facts.gpus] if engines.ENGINES[engine].needs_gpu else [],
             env=facts.table.env,
         )
         for name, package in one.items():
@@ -295,17 +288,17 @@ def check_engines(facts: EngineFacts) -> Iterator[Finding]:
     if python.python:
         versions = ", ".join(f"{name} {version}" for name, version in python.versions.items())
         yield Finding(name="serve.python", found=f"{python.python}: {versions}")
-    chosen, why = choose_engine(facts.table, gpus=facts.gpus, installed=facts.installed)
-    for name in ENGINES:
+    chosen, why = engines.choose_engine(facts.table, gpus=facts.gpus, installed=facts.installed)
+    for name in engines.ENGINES:
         yield _check_engine(name, facts, is_chosen=name == chosen)
     is_slow = chosen == "hf" and bool(facts.gpus) and facts.table.engine == "auto"
-    fix = f'"{LLAMA_FOR_GPUS}", or {ENGINES["vllm"].advice}' if is_slow else ""
+    fix = f'"{LLAMA_FOR_GPUS}", or {engines.ENGINES["vllm"].advice}' if is_slow else ""
     severity = Severity.WARNING if is_slow else Severity.OK
     yield Finding(name="engine of runs", found=f"{chosen}: {why}", severity=severity, fix=fix)
 
 
 def _check_engine(name: str, facts: EngineFacts, *, is_chosen: bool) -> Finding:
-    kind, python, num_gpus = ENGINES[name], facts.python, len(facts.gpus)
+    kind, python, num_gpus = engines.ENGINES[name], facts.python, len(facts.gpus)
     severity = Severity.ERROR if is_chosen else Severity.WARNING
     imported = {package: facts.imported.get(package) for package in ENGINE_PACKAGES[name]}
     broken = [
@@ -317,7 +310,7 @@ def _check_engine(name: str, facts: EngineFacts, *, is_chosen: bool) -> Finding:
         found, fix = "not installed", kind.advice
         if kind.needs_gpu and not is_chosen:  # optional, and recommended only if there are GPUs
             severity, fix = Severity.OK, kind.advice if num_gpus else ""
-    elif name == "vllm" and (mismatch := find_mismatch(python)):
+    elif name == "vllm" and (mismatch := engines.find_mismatch(python)):
         versions = python.versions
         found = f"{versions['vllm']}, which does not match torch {versions['torch']}"
         fix = mismatch
@@ -330,10 +323,14 @@ def _check_engine(name: str, facts: EngineFacts, *, is_chosen: bool) -> Finding:
     return Finding(name=f"engine {name}", found=found, severity=severity, fix=fix)
 
 
-def _version_of(name: str, python: Interpreter) -> str:
+def _version_of(name: str, python: engines.Interpreter) -> str:
     if name == "vllm":
         version = python.versions.get("vllm", "of unknown version")
-        return version if is_tested_vllm(version) else f"{version}; tested is {TESTED_VLLM}"
+        return (
+            version
+            if engines.is_tested_vllm(version)
+            else f"{version}; tested is {engines.TESTED_VLLM}"
+        )
     if name == "llama":
         built = ", ".join(sorted(python.llama_backends - {"base"})) or "unknown"
         return f"installed, built for {built}"

@@ -16,24 +16,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from forge.data.harvest.records import Unanswered
-from forge.data.inductor.source import (
-    SCALAR,
-    GeneratedAnswer,
-    GeneratedKernel,
-    InOrder,
-    Substituted,
-    Traced,
-    Window,
-    called,
-    dotted,
-    expression,
-    named,
-    polynomial,
-    product,
-    summed,
-    tidy,
-    walk,
-)
+from forge.data.inductor import source
 
 Sizes = tuple[ast.expr, ...]
 IGNORED = ("assert_size_stride", "get_raw_stream", "args.clear", "torch.cuda.set_device")
@@ -87,21 +70,29 @@ class View:
         if self.offset is None and root.size is not None and root.stride is not None:
             if same(self.size, root.size) and same(self.stride, root.stride):
                 return base
-            is_whole = product(self.size) == product(root.size)
+            is_whole = source.product(self.size) == source.product(root.size)
             if is_whole and all(is_contiguous(x.size, x.stride) for x in (self, root)):
                 return _method(base, "view", copy.deepcopy([*self.size]))
-            theirs = [*zip(map(polynomial, root.size), map(polynomial, root.stride), strict=True)]
-            ours = zip(map(polynomial, self.size), map(polynomial, self.stride), strict=True)
+            theirs = [
+                *zip(
+                    map(source.polynomial, root.size),
+                    map(source.polynomial, root.stride),
+                    strict=True,
+                )
+            ]
+            ours = zip(
+                map(source.polynomial, self.size), map(source.polynomial, self.stride), strict=True
+            )
             order = [theirs.index(one) if one in theirs else -1 for one in ours]
             if sorted(order) == [*range(len(theirs))]:
                 return _method(base, "permute", [ast.Constant(axis) for axis in order])
         given = [base, as_tuple(self.size), as_tuple(self.stride)]
         if self.offset is not None and root.is_input:  # which may begin inside of its storage
-            start = expression(f"{ast.unparse(base)}.storage_offset()")
+            start = source.expression(f"{ast.unparse(base)}.storage_offset()")
             given.append(ast.BinOp(left=start, op=ast.Add(), right=self.offset))
         elif self.offset is not None:
             given.append(self.offset)
-        return called("torch.as_strided", given)
+        return source.called("torch.as_strided", given)
 
 
 def _method(owner: ast.expr, name: str, given: list[ast.expr]) -> ast.Call:
@@ -111,7 +102,7 @@ def _method(owner: ast.expr, name: str, given: list[ast.expr]) -> ast.Call:
 
 def same(left: Sequence[ast.expr], right: Sequence[ast.expr]) -> bool:
     """True if two sizes are equal, whatever the lengths are."""
-    return [polynomial(one) for one in left] == [polynomial(one) for one in right]
+    return [source.polynomial(one) for one in left] == [source.polynomial(one) for one in right]
 
 
 def as_tuple(sizes: Sequence[ast.expr]) -> ast.Tuple:
@@ -123,11 +114,11 @@ def is_contiguous(size: Sequence[ast.expr] | None, stride: Sequence[ast.expr] | 
     """True for sizes and strides that leave no gap, in order, whatever the lengths are."""
     if size is None or stride is None or len(size) != len(stride):
         return False
-    expected = product([])
+    expected = source.product([])
     for length, step in zip(reversed(size), reversed(stride), strict=True):
-        if polynomial(length) != product([]) and polynomial(step) != expected:
+        if source.polynomial(length) != source.product([]) and source.polynomial(step) != expected:
             return False
-        expected = product([length, summed(expected)])
+        expected = source.product([length, source.summed(expected)])
     return True
 
 
@@ -170,7 +161,7 @@ class Launch:
     sizes: dict[str, int]
     """By constexpr."""
     grid: list[ast.expr]
-    window: Window | None = None
+    window: source.Window | None = None
     """The layer that it computes: a convolution or a pool."""
 
     def keep(self, names: Collection[str]) -> None:
@@ -225,7 +216,9 @@ def needed(steps: list[Step], outputs: list[View]) -> list[Step]:
 
 
 def read_forward(
-    answer: GeneratedAnswer, traced: Traced, kernels: dict[str, GeneratedKernel]
+    answer: source.GeneratedAnswer,
+    traced: source.Traced,
+    kernels: dict[str, source.GeneratedKernel],
 ) -> Forward:
     """The steps of forward, those of `call`. Raises Unanswered."""
     reader = _CallReader(kernels, traced.names, traced.windows)
@@ -242,14 +235,16 @@ def read_forward(
     ]
     tensors = [one.expr for one in inputs if one.size is not None]
     first = next((one for one in tensors if isinstance(one, ast.Name)), next(iter(tensors), None))
-    device = ast.Constant("cuda") if first is None else expression(f"{ast.unparse(first)}.device")
+    device = (
+        ast.Constant("cuda") if first is None else source.expression(f"{ast.unparse(first)}.device")
+    )
     return Forward(
         steps=reader.steps,
-        result=Substituted(known).visit(copy.deepcopy(traced.result)),
+        result=source.Substituted(known).visit(copy.deepcopy(traced.result)),
         outputs=outputs,
         device=device,
         inputs=inputs,
-        taken={one.arg for one in walk(traced.forward) if isinstance(one, ast.arg)},
+        taken={one.arg for one in source.walk(traced.forward) if isinstance(one, ast.arg)},
     )
 
 
@@ -257,10 +252,10 @@ def read_forward(
 class _CallReader:
     """Reads the body of `call`."""
 
-    kernels: dict[str, GeneratedKernel]
+    kernels: dict[str, source.GeneratedKernel]
     labels: dict[str, str]
     """Names for people of symbols of sizes, the first axis first."""
-    windows: Sequence[Window]
+    windows: Sequence[source.Window]
     """Convolutions and pools that are layers."""
     names: dict[str, Value] = field(default_factory=dict[str, Value])
     steps: list[Step] = field(default_factory=list[Step])
@@ -270,9 +265,9 @@ class _CallReader:
 
     def run(self, call: ast.FunctionDef, given: list[ast.expr]) -> list[Value]:
         """The values that `call` returns for arguments, which forward names."""
-        for one in reversed([*walk(call)]):
-            if isinstance(one, ast.Call) and dotted(one.func) == "assert_size_stride":
-                self.asserted[dotted(one.args[0])] = one.args[1:3]
+        for one in reversed([*source.walk(call)]):
+            if isinstance(one, ast.Call) and source.dotted(one.func) == "assert_size_stride":
+                self.asserted[source.dotted(one.args[0])] = one.args[1:3]
         self._read_all(call.body, call.args.args[-1].arg, given)
         return self.returned
 
@@ -283,9 +278,9 @@ class _CallReader:
                     for bound, expr in zip(_elements(target), given, strict=True):
                         is_number = isinstance(expr, ast.Constant)
                         root = Root(expr=expr, is_input=True)
-                        self.names[dotted(bound)] = expr if is_number else View(root=root)
+                        self.names[source.dotted(bound)] = expr if is_number else View(root=root)
                 case ast.With(items=[ast.withitem(context_expr=ast.Call() as guard)]) if (
-                    dotted(guard.func) == "torch.cuda._DeviceGuard"
+                    source.dotted(guard.func) == "torch.cuda._DeviceGuard"
                 ):
                     self._read_all(node.body, parameter, given)
                 case ast.Return(value=ast.Tuple(elts=values)):
@@ -304,11 +299,11 @@ class _CallReader:
             root.size, root.stride = self._numbers(size), self._numbers(stride)
 
     def _assign(self, name: str, value: ast.expr) -> None:
-        function = dotted(value.func) if isinstance(value, ast.Call) else ""
+        function = source.dotted(value.func) if isinstance(value, ast.Call) else ""
         match value:
             case ast.Call(args=[size, stride, dtype, *_]) if function == "empty_strided_cuda":
                 root = Root(
-                    expr=named(name), size=self._numbers(size), stride=self._numbers(stride),
+                    expr=source.named(name), size=self._numbers(size), stride=self._numbers(stride),
                     dtype=dtype,
                 )  # fmt: skip
                 self.steps.append(Allocate(root=root))
@@ -317,7 +312,7 @@ class _CallReader:
                 kind in ("size", "stride") and isinstance(view := self.names.get(owner), View)
             ):
                 made = {"size": "shape", "stride": "stride()"}[kind]
-                self.names[name] = expression(f"{ast.unparse(view.root.expr)}.{made}")
+                self.names[name] = source.expression(f"{ast.unparse(view.root.expr)}.{made}")
             case ast.Subscript(value=ast.Name(id=owner)) if isinstance(
                 self.names.get(owner), ast.expr
             ):
@@ -329,7 +324,7 @@ class _CallReader:
             case ast.Call() if function.rpartition(".")[2] in IGNORED:
                 pass
             case ast.Call() | ast.Subscript():
-                root = Root(expr=named(name))
+                root = Root(expr=source.named(name))
                 if name in self.asserted:
                     self._note_sizes(root, *self.asserted[name])
                 tensors: list[View] = []
@@ -347,14 +342,14 @@ class _CallReader:
             return
         label = self.labels.get(name, name)
         self.steps.append(Number(name=label, value=value))
-        self.names[name] = named(label)
+        self.names[name] = source.named(label)
 
     def _do(self, made: ast.Call) -> None:
         """A call as a statement: a launch, an operation, or a guard."""
-        name = dotted(made.func)
+        name = source.dotted(made.func)
         kernel = self.kernels.get(name.removesuffix(".run"))
         if name == "assert_size_stride":
-            if isinstance(view := self.names.get(dotted(made.args[0])), View):
+            if isinstance(view := self.names.get(source.dotted(made.args[0])), View):
                 self._note_sizes(view.root, *made.args[1:3])
         elif kernel is not None:
             self.steps.append(self._launch(kernel, [self.value(one) for one in made.args]))
@@ -362,12 +357,12 @@ class _CallReader:
             _counterpart(made)  # for its own reason
             _unknown(made)
 
-    def _launch(self, kernel: GeneratedKernel, given: list[Value]) -> Launch:
+    def _launch(self, kernel: source.GeneratedKernel, given: list[Value]) -> Launch:
         is_template = kernel.kind == "template"
-        scalars = [one for one in kernel.arguments if SCALAR.match(one)]
+        scalars = [one for one in kernel.arguments if source.SCALAR.match(one)]
         names = [one for one in kernel.arguments if one not in scalars]
         arguments = dict(zip([*names, *(TEMPLATE_GRID * is_template)], given, strict=True))
-        arguments |= {name: self.value(named(name)) for name in scalars}
+        arguments |= {name: self.value(source.named(name)) for name in scalars}
         grid = [arguments.pop(one) for one in TEMPLATE_GRID if is_template]
         programs = [one for one in grid or [arguments["xnumel"]] if isinstance(one, ast.expr)]
         sizes = {**kernel.fixed}
@@ -386,7 +381,7 @@ class _CallReader:
 
     def _window(
         self, kernel: str, arguments: dict[str, Value], sizes: dict[str, int]
-    ) -> Window | None:
+    ) -> source.Window | None:
         """The layer behind a launch: that of a weight, or a pool of the same numbers."""
         tensors = {
             ast.unparse(one.root.expr) for one in arguments.values() if isinstance(one, View)
@@ -436,8 +431,8 @@ class _CallReader:
 
     def _number(self, node: ast.expr) -> ast.expr:
         """An expression of numbers, with the names of `call` replaced."""
-        made = tidy(_Placed(self, None).visit(copy.deepcopy(node)))
-        return InOrder([*self.labels.values()]).visit(made)
+        made = source.tidy(_Placed(self, None).visit(copy.deepcopy(node)))
+        return source.InOrder([*self.labels.values()]).visit(made)
 
 
 @dataclass(slots=True)
@@ -449,7 +444,7 @@ class _Placed(ast.NodeTransformer):
     """Tensors found; None where only numbers may stand."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        if dotted(node.func) in ("reinterpret_tensor", "copy_if_misaligned"):
+        if source.dotted(node.func) in ("reinterpret_tensor", "copy_if_misaligned"):
             return self._place(self.reader.value(node), node)
         return self.generic_visit(node)
 
@@ -464,7 +459,7 @@ class _Placed(ast.NodeTransformer):
                 return copy.deepcopy(value.root.expr)
             _unknown(node)
         self.tensors.append(value)
-        return named(str(len(self.tensors) - 1))
+        return source.named(str(len(self.tensors) - 1))
 
 
 def _elements(node: ast.expr) -> list[ast.expr]:
@@ -478,7 +473,7 @@ def _unknown(node: ast.AST) -> NoReturn:
 
 def _counterpart(made: ast.Call) -> ast.Call:
     """An operation that no kernel does, as torch has it. Raises Unanswered."""
-    name = dotted(made.func)
+    name = source.dotted(made.func)
     if any(part in name for part in DRAWS):
         raise Unanswered("random", name)
     if not name.startswith("torch.ops.aten."):
@@ -486,7 +481,7 @@ def _counterpart(made: ast.Call) -> ast.Call:
     return made
 
 
-def _blocks(kernel: GeneratedKernel, numel: ast.expr) -> dict[str, int]:
+def _blocks(kernel: source.GeneratedKernel, numel: ast.expr) -> dict[str, int]:
     """Block sizes by the names of constexprs. Raises Unanswered."""
     if kernel.kind == "reduction":
         rows, columns = (NEIGHBOURS, NEIGHBOURS) if kernel.is_outer else (1, ROW_BLOCK)
@@ -505,4 +500,4 @@ def _ceil(numel: ast.expr, block: int) -> ast.expr:
         case ast.Constant(value=int(number)) if number <= block:
             return ast.Constant(min(number, 1))
         case _:
-            return called("triton.cdiv", [numel, ast.Constant(block)])
+            return source.called("triton.cdiv", [numel, ast.Constant(block)])

@@ -12,19 +12,7 @@ from itertools import groupby
 
 from forge.data.harvest.closure import globals_of
 from forge.data.harvest.records import Unanswered
-from forge.data.inductor.call import (
-    Allocate,
-    Compute,
-    Forward,
-    Launch,
-    Number,
-    Root,
-    Step,
-    View,
-    as_tuple,
-    is_contiguous,
-    same,
-)
+from forge.data.inductor import call
 from forge.data.inductor.kernel import FUNCTIONS, translate
 from forge.data.inductor.source import (
     GeneratedAnswer,
@@ -70,7 +58,10 @@ OPERATION = re.compile("|".join([*LABELS, "[^_]+"]))
 
 
 def write_module(
-    answer: GeneratedAnswer, traced: Traced, kernels: dict[str, GeneratedKernel], forward: Forward
+    answer: GeneratedAnswer,
+    traced: Traced,
+    kernels: dict[str, GeneratedKernel],
+    forward: call.Forward,
 ) -> str:
     """The module's source. Raises Unanswered."""
     sizes = [*traced.names.values()]
@@ -169,21 +160,21 @@ def _rename_operators(answer: GeneratedAnswer, nodes: list[ast.stmt]) -> None:
 
 
 def _body(
-    kernels: dict[str, GeneratedKernel], names: dict[str, str], forward: Forward
+    kernels: dict[str, GeneratedKernel], names: dict[str, str], forward: call.Forward
 ) -> list[ast.stmt]:
     """The statements of a forward that launches the kernels."""
     outputs = [one.write() for one in forward.outputs]
     result = _Filled(outputs).visit(copy.deepcopy(forward.result))
     known = [one for one in forward.inputs if isinstance(one.expr, ast.Name)]
-    made: list[tuple[Step, list[ast.stmt]]] = []
+    made: list[tuple[call.Step, list[ast.stmt]]] = []
     for one in forward.steps:
         made.append((one, [*_step(one, kernels, names, forward.device, known)]))
-        if isinstance(one, Allocate):
+        if isinstance(one, call.Allocate):
             known.append(one.root)
     read = names_in(result)
-    kept: list[tuple[Step, list[ast.stmt]]] = []
+    kept: list[tuple[call.Step, list[ast.stmt]]] = []
     for step, nodes in reversed(made):
-        if not isinstance(step, Number) or step.name in read:
+        if not isinstance(step, call.Number) or step.name in read:
             read |= names_in(*(ast.parse(ast.unparse(node)) for node in nodes))  # a grid is a text
             kept.append((step, nodes))
     body: list[ast.stmt] = []
@@ -196,10 +187,10 @@ def _body(
     return [*body, ast.Return(value=result)]
 
 
-def _axis(step: Step, forward: Forward) -> tuple[str, int] | None:
+def _axis(step: call.Step, forward: call.Forward) -> tuple[str, int] | None:
     """Input and number of its axes, for a step that reads the length of one."""
     match step:
-        case Number(value=ast.Subscript(value=ast.Attribute(value=owner, attr="shape"))):
+        case call.Number(value=ast.Subscript(value=ast.Attribute(value=owner, attr="shape"))):
             text = ast.unparse(owner)
             if text.startswith("self."):  # `out_channels = self.conv.weight.shape[0]`
                 return None
@@ -211,11 +202,11 @@ def _axis(step: Step, forward: Forward) -> tuple[str, int] | None:
             return None
 
 
-def _sizes(steps: Sequence[Step], tensor: str, rank: int) -> Iterator[ast.stmt]:
+def _sizes(steps: Sequence[call.Step], tensor: str, rank: int) -> Iterator[ast.stmt]:
     """`batch, _, length = x.shape` for the lengths of an input."""
     names = ["_"] * rank
     for one in steps:
-        assert isinstance(one, Number)
+        assert isinstance(one, call.Number)
         place = getattr(getattr(one.value, "slice", None), "value", None)
         if rank == 1 or not isinstance(place, int) or names[place] != "_":
             yield _assign(named(one.name), one.value)
@@ -226,19 +217,19 @@ def _sizes(steps: Sequence[Step], tensor: str, rank: int) -> Iterator[ast.stmt]:
 
 
 def _step(
-    step: Step, kernels: dict[str, GeneratedKernel], names: dict[str, str], device: ast.expr,
-    known: Sequence[Root],
+    step: call.Step, kernels: dict[str, GeneratedKernel], names: dict[str, str], device: ast.expr,
+    known: Sequence[call.Root],
 ) -> Iterator[ast.stmt]:  # fmt: skip
     match step:
-        case Number():
+        case call.Number():
             yield _assign(named(step.name), step.value)
-        case Allocate():
+        case call.Allocate():
             yield _assign(step.root.expr, _allocation(step, device, known))
-        case Compute():
+        case call.Compute():
             tensors = [one.write() for one in step.tensors]
             value = _Filled(tensors).visit(copy.deepcopy(step.call))
             yield _assign(step.result.expr, value)
-        case Launch():
+        case call.Launch():
             # `ast.unparse` leaves out a tuple's parentheses in brackets; as a name it keeps them.
             text = ast.unparse(ast.Tuple(elts=step.grid, ctx=ast.Load()))
             grid = ast.Name(id=text, ctx=ast.Load())
@@ -248,31 +239,35 @@ def _step(
             yield ast.Expr(value=_launch(step, kernels[step.kernel], names[step.kernel], grid))
 
 
-def _allocation(step: Allocate, device: ast.expr, known: Sequence[Root]) -> ast.expr:
+def _allocation(step: call.Allocate, device: ast.expr, known: Sequence[call.Root]) -> ast.expr:
     """Memory for a buffer: like a tensor of its type before it, where there is one."""
     root = step.root
     assert root.size is not None
     assert root.stride is not None
-    is_plain = is_contiguous(root.size, root.stride)
+    is_plain = call.is_contiguous(root.size, root.stride)
     kin = [one for one in known if root.dtype and dotted(one.dtype) == dotted(root.dtype)]
     if is_plain and kin:
         for one in kin:
-            if one.size and same(one.size, root.size) and is_contiguous(one.size, one.stride):
+            if (
+                one.size
+                and call.same(one.size, root.size)
+                and call.is_contiguous(one.size, one.stride)
+            ):
                 return expression(f"torch.empty_like({ast.unparse(one.expr)})")
-        owner, size = ast.unparse(kin[0].expr), ast.unparse(as_tuple(root.size))
+        owner, size = ast.unparse(kin[0].expr), ast.unparse(call.as_tuple(root.size))
         return expression(f"{owner}.new_empty({size})")
-    given = [ast.unparse(as_tuple(root.size))]
-    given += [] if is_plain else [ast.unparse(as_tuple(root.stride))]
+    given = [ast.unparse(call.as_tuple(root.size))]
+    given += [] if is_plain else [ast.unparse(call.as_tuple(root.stride))]
     options = f"device={ast.unparse(device)}, dtype={dotted(root.dtype) or 'torch.float32'}"
     function = "empty" if is_plain else "empty_strided"
     return expression(f"torch.{function}({', '.join(given)}, {options})")
 
 
-def _launch(step: Launch, kernel: GeneratedKernel, name: str, grid: ast.expr) -> ast.Call:
+def _launch(step: call.Launch, kernel: GeneratedKernel, name: str, grid: ast.expr) -> ast.Call:
     given = [step.arguments[one] for one in kernel.arguments]
     return ast.Call(
         func=ast.Subscript(value=named(name), slice=grid, ctx=ast.Load()),
-        args=[_argument(one) if isinstance(one, View) else one for one in given],
+        args=[_argument(one) if isinstance(one, call.View) else one for one in given],
         keywords=[
             ast.keyword(arg=one, value=_constant(step, one))
             for one in kernel.params
@@ -281,13 +276,13 @@ def _launch(step: Launch, kernel: GeneratedKernel, name: str, grid: ast.expr) ->
     )
 
 
-def _constant(step: Launch, name: str) -> ast.expr:
+def _constant(step: call.Launch, name: str) -> ast.expr:
     """The number of a constexpr, or the attribute of the layer that holds it."""
     held = step.window.find(name, step.sizes[name]) if step.window else ""
     return expression(held or str(step.sizes[name]))
 
 
-def _argument(value: View) -> ast.expr:
+def _argument(value: call.View) -> ast.expr:
     """The tensor that a kernel gets, which needs a pointer alone."""
     return value.write() if value.offset else copy.deepcopy(value.root.expr)
 

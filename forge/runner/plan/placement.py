@@ -18,16 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from forge.config.schema import (
-    Experiment,
-    GrpoStage,
-    LoraTable,
-    ModelTable,
-    QuantizeTable,
-    ServeTable,
-    SftStage,
-    TrainStage,
-)
+from forge.config import schema
 from forge.errors import MachineError
 from forge.process.devices import Gpu, GpuUser, Vendor, matching
 from forge.runner.plan.machine import CardBusy, Machine
@@ -46,7 +37,7 @@ from forge.train.refusals import PACKED, text_config
 from forge.views.text import count, gigabytes
 
 Users = Mapping[str, tuple[GpuUser, ...]]
-_Change = tuple[str, Experiment, "Placement"]
+_Change = tuple[str, schema.Experiment, "Placement"]
 
 ROLES = ("serve", "judge", "train")
 CAN_SLEEP = frozenset({"vllm", "hf"})
@@ -70,51 +61,51 @@ version = cache(metadata.version)
 """Version of a package; each question parses a file, and a plan asks hundreds of times."""
 
 
-def needs_serving(experiment: Experiment) -> bool:
-    return any(not isinstance(stage, SftStage) for stage in experiment.stage)
+def needs_serving(experiment: schema.Experiment) -> bool:
+    return any(not isinstance(stage, schema.SftStage) for stage in experiment.stage)
 
 
-def needs_training(experiment: Experiment) -> bool:
-    return any(isinstance(stage, TrainStage) for stage in experiment.stage)
+def needs_training(experiment: schema.Experiment) -> bool:
+    return any(isinstance(stage, schema.TrainStage) for stage in experiment.stage)
 
 
-def needs_pairs(experiment: Experiment) -> bool:
+def needs_pairs(experiment: schema.Experiment) -> bool:
     """True if a stage trains on pairs, or a tokenizer is trained on their texts."""
     stages = experiment.stage
-    is_sft = any(isinstance(stage, SftStage) and stage.source == "data" for stage in stages)
+    is_sft = any(isinstance(stage, schema.SftStage) and stage.source == "data" for stage in stages)
     return is_sft or experiment.model.init is not None
 
 
-def makes_pairs(experiment: Experiment) -> bool:
+def makes_pairs(experiment: schema.Experiment) -> bool:
     return needs_pairs(experiment) and experiment.data.has_generated
 
 
-def needs_judges(experiment: Experiment) -> bool:
+def needs_judges(experiment: schema.Experiment) -> bool:
     """True if anything is judged: completions, or broken answers of generated pairs."""
     return needs_serving(experiment) or makes_pairs(experiment)
 
 
-def serves_here(experiment: Experiment) -> bool:
+def serves_here(experiment: schema.Experiment) -> bool:
     """True if engines of the run are on this machine."""
     return needs_serving(experiment) and not (experiment.serve.url or experiment.cluster.serve)
 
 
-def judges_here(experiment: Experiment) -> bool:
+def judges_here(experiment: schema.Experiment) -> bool:
     """True if judges of the run are on this machine."""
     return needs_judges(experiment) and not (experiment.judge.url or experiment.cluster.judges)
 
 
-def num_ranks(experiment: Experiment, cards: Sequence[Gpu]) -> int:
+def num_ranks(experiment: schema.Experiment, cards: Sequence[Gpu]) -> int:
     """Ranks of the trainer, nodes included; `cards` are those on this machine."""
     return max(1, len(cards)) * (1 + experiment.cluster.train_nodes)
 
 
-def turns_trained(experiment: Experiment) -> int:
-    is_trained = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
+def turns_trained(experiment: schema.Experiment) -> int:
+    is_trained = any(isinstance(stage, schema.GrpoStage) for stage in experiment.stage)
     return experiment.rollout.max_turns if is_trained else 1
 
 
-def turns_played(experiment: Experiment) -> int:
+def turns_played(experiment: schema.Experiment) -> int:
     return max(experiment.rollout.max_turns, experiment.eval.max_turns)
 
 
@@ -169,7 +160,7 @@ class Placement:
     def roles_of(self, uuid: str) -> tuple[str, ...]:
         return tuple(r for r, gpus in self.by_role().items() if uuid in {g.uuid for g in gpus})
 
-    def settled(self, table: ServeTable) -> ServeTable:
+    def settled(self, table: schema.ServeTable) -> schema.ServeTable:
         """The table with the planned engine and its share of a card."""
         share = table.memory_share if self.memory_share is None else self.memory_share
         return table.model_copy(update={"engine": self.engine, "memory_share": share})
@@ -179,7 +170,7 @@ class Placement:
         return {"serve": serve, "judge": self.judge, "train": self.train}
 
 
-def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") -> Placement:
+def place(experiment: schema.Experiment, machine: Machine, *, engine: str = "llama") -> Placement:
     """Places the roles of an experiment on the cards of a machine, with this engine. Raises
     MachineError: too few cards, or too little memory on them; the message has the sums."""
     cards = _allowed(experiment, machine)
@@ -204,14 +195,14 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
     return fit(experiment, placed, users=machine.gpu_users)
 
 
-def _unpacked(experiment: Experiment, gpus: Sequence[Gpu]) -> Iterator[str]:
+def _unpacked(experiment: schema.Experiment, gpus: Sequence[Gpu]) -> Iterator[str]:
     for index, stage in enumerate(experiment.stage):
-        is_open = isinstance(stage, TrainStage) and stage.packing == "auto"
+        is_open = isinstance(stage, schema.TrainStage) and stage.packing == "auto"
         if is_open and (why := why_not_packed(experiment.model, gpus=gpus)):
             yield f"stage.{index}.packing = auto: false ({why})"
 
 
-def judge_cards(experiment: Experiment, machine: Machine) -> tuple[Gpu, ...]:
+def judge_cards(experiment: schema.Experiment, machine: Machine) -> tuple[Gpu, ...]:
     """The cards that judges would have, whatever fits on them: all cards, if the roles need more
     than there are. Empty for judges on the CPU or elsewhere. Raises MachineError if judges need a
     card and there is none."""
@@ -227,7 +218,7 @@ def judge_cards(experiment: Experiment, machine: Machine) -> tuple[Gpu, ...]:
         return tuple(cards)
 
 
-def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
+def _allowed(experiment: schema.Experiment, machine: Machine) -> list[Gpu]:
     names = experiment.devices.gpus
     if names is None:
         return []
@@ -255,7 +246,7 @@ def _find(name: str, machine: Machine) -> Gpu:
     )
 
 
-def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], list[str]]:
+def _counts(experiment: schema.Experiment, *, num_cards: int) -> tuple[dict[str, int], list[str]]:
     """Number of cards by role, and the reasons for those left open. Unneeded roles get none."""
     devices, serve = experiment.devices, experiment.serve
     needed = {
@@ -291,15 +282,15 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
     return counts, reasons
 
 
-def _dividing(experiment: Experiment, num: int) -> int:
-    sizes = [stage.batch_size for stage in experiment.stage if isinstance(stage, SftStage)]
+def _dividing(experiment: schema.Experiment, num: int) -> int:
+    sizes = [stage.batch_size for stage in experiment.stage if isinstance(stage, schema.SftStage)]
     machines = 1 + experiment.cluster.train_nodes
     found = [k for k in range(1, num + 1) if all(size % (k * machines) == 0 for size in sizes)]
     return max(found, default=1)
 
 
 def _lay_out(
-    experiment: Experiment, machine: Machine, cards: list[Gpu], counts: Mapping[str, int]
+    experiment: schema.Experiment, machine: Machine, cards: list[Gpu], counts: Mapping[str, int]
 ) -> Placement:
     """Roles get disjoint cards if there are enough. Else judges share the engines' cards before
     anything shares the trainer's, which are the busiest."""
@@ -345,7 +336,7 @@ def _shares(cards: list[Gpu], num_replicas: int, num_each: int) -> tuple[tuple[G
 
 
 def _too_few(
-    experiment: Experiment, machine: Machine, *, num_allowed: int, counts: Mapping[str, int]
+    experiment: schema.Experiment, machine: Machine, *, num_allowed: int, counts: Mapping[str, int]
 ) -> MachineError:
     shares, most = experiment.devices.share != "never", max(counts.values())
     needed = count(most if shares else sum(counts.values()), "GPU")
@@ -395,7 +386,7 @@ class _CardLoad:
         return max(stepping, serve + self.train.resident) + self.judge
 
 
-def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement:
+def fit(experiment: schema.Experiment, placed: Placement, *, users: Users) -> Placement:
     """Sets what makes the roles fit the memory of their cards, beside the users of these. A model
     of unknown shape is not checked. Raises MachineError, with the sums and what would fit; CardBusy
     if it would fit without the other users."""
@@ -410,7 +401,7 @@ def fit(experiment: Experiment, placed: Placement, *, users: Users) -> Placement
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    experiment: Experiment
+    experiment: schema.Experiment
     shape: ModelShape
     users: Users
 
@@ -483,8 +474,8 @@ class _Fit:
         return found
 
     @property
-    def _trained(self) -> list[SftStage | GrpoStage]:
-        return [stage for stage in self.experiment.stage if isinstance(stage, TrainStage)]
+    def _trained(self) -> list[schema.SftStage | schema.GrpoStage]:
+        return [stage for stage in self.experiment.stage if isinstance(stage, schema.TrainStage)]
 
     def with_parallel(self, placed: Placement) -> Placement:
         """ddp if a whole trainer fits a card, else fsdp2, unless a stage sets it."""
@@ -579,21 +570,21 @@ class _Fit:
         return MachineError(f"{words}it has {memory}. Would fit: {would}{why}")
 
 
-def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
+def _changes(experiment: schema.Experiment, placed: Placement) -> Iterator[_Change]:
     """Changes that take less memory, the mildest first, then cards of any size. One that changes
     nothing here fits as little as before."""
     model, serve, sharded = experiment.model, experiment.serve, replace(placed, parallel="fsdp2")
 
-    def put(table: str, **keys: Any) -> Experiment:
+    def put(table: str, **keys: Any) -> schema.Experiment:
         new = getattr(experiment, table).model_copy(update=keys)
         return experiment.model_copy(update={table: new})
 
-    def staged(*, rows: int | None = None, **keys: Any) -> Experiment:
+    def staged(*, rows: int | None = None, **keys: Any) -> schema.Experiment:
         stages = list(experiment.stage)
         for index, stage in enumerate(stages):
-            if isinstance(stage, SftStage) and rows:
+            if isinstance(stage, schema.SftStage) and rows:
                 stage = stage.model_copy(update={"max_length": min(stage.max_length, rows)})
-            if isinstance(stage, TrainStage):
+            if isinstance(stage, schema.TrainStage):
                 stages[index] = stage.model_copy(update=keys)
         context = min(serve.context_tokens, rows or serve.context_tokens)
         return put("serve", context_tokens=context).model_copy(update={"stage": stages})
@@ -622,11 +613,11 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
         if len(placed.train) > 1:
             yield "offload = true", staged(offload=True), sharded
     if model.lora:
-        yield "[model.quantize]", put("model", quantize=QuantizeTable()), placed
+        yield "[model.quantize]", put("model", quantize=schema.QuantizeTable()), placed
     elif placed.train:
         key, small = 'optimizer = "adamw_8bit"', staged(optimizer="adamw_8bit")
         yield key, small, placed
-        yield "[model.lora]", put("model", lora=LoraTable()), placed
+        yield "[model.lora]", put("model", lora=schema.LoraTable()), placed
         half = {"model": model.model_copy(update={"dtype": "bfloat16"})}
         yield f'model.dtype = "bfloat16" with {key}', small.model_copy(update=half), placed
     for size in CARD_SIZES:
@@ -635,7 +626,7 @@ def _changes(experiment: Experiment, placed: Placement) -> Iterator[_Change]:
 
 
 def is_packed(
-    stage: SftStage | GrpoStage, model: ModelTable, *, gpus: Sequence[Gpu],
+    stage: schema.SftStage | schema.GrpoStage, model: schema.ModelTable, *, gpus: Sequence[Gpu],
     model_dir: Path | None = None,
 ) -> bool:  # fmt: skip
     """`packing` of a stage: "auto" is true wherever packing is known to work."""
@@ -644,7 +635,9 @@ def is_packed(
     return not why_not_packed(model, gpus=gpus, model_dir=model_dir)
 
 
-def why_not_packed(model: ModelTable, *, gpus: Sequence[Gpu], model_dir: Path | None = None) -> str:
+def why_not_packed(
+    model: schema.ModelTable, *, gpus: Sequence[Gpu], model_dir: Path | None = None
+) -> str:
     """Why this model's sequences are not packed on these cards of the trainer; empty if they are.
     `model_dir`: the model to train, once it is on this machine."""
     if any(gpu.vendor is not Vendor.NVIDIA for gpu in gpus):

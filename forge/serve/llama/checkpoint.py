@@ -26,17 +26,8 @@ import gguf
 import numpy as np
 
 from forge.errors import ConfigError
+from forge.serve import checkpoint_files
 from forge.serve.architectures import Layout, read_layout
-from forge.serve.checkpoint_files import (
-    ADAPTER_CONFIG,
-    StoredTensor,
-    check_names,
-    holds_adapter,
-    list_tensors,
-    read_json,
-    read_lora_config,
-    weight_files,
-)
 
 LORA_KEY = re.compile(r"^(?:base_model\.model\.)?(?P<module>.*)\.lora_(?P<side>[AB])\.weight$")
 EXPERT = re.compile(r"^(?P<before>.+\.experts)\.(?P<index>\d+)(?P<rest>\..+)$")
@@ -65,7 +56,7 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    stored: StoredTensor
+    stored: checkpoint_files.StoredTensor
     pick: Pick | None = None
 
     def read(self, precision: Precision) -> np.ndarray:
@@ -117,9 +108,9 @@ class LoraPair:
     """One adapted matrix: W + scale · B·A."""
 
     gguf_name: str
-    a: StoredTensor
+    a: checkpoint_files.StoredTensor
     """[r, in]"""
-    b: StoredTensor
+    b: checkpoint_files.StoredTensor
     """[out, r]"""
     scale: float
     pick: Pick | None
@@ -136,7 +127,7 @@ class Adapter:
 def open_weights(path: Path, *, served: Layout | None) -> Checkpoint | Adapter:
     """Read the headers of a directory and check them. With `served`, the layout must be that of
     the served model."""
-    if holds_adapter(path):
+    if checkpoint_files.holds_adapter(path):
         if served is None:
             raise ConfigError(f"{path}: an adapter needs a model to sit on")
         return _open_adapter(path, served)
@@ -144,7 +135,7 @@ def open_weights(path: Path, *, served: Layout | None) -> Checkpoint | Adapter:
 
 
 def layout_of(path: Path) -> Layout:
-    config = read_json(path / "config.json")
+    config = checkpoint_files.read_json(path / "config.json")
     return read_layout(config, kinds=_kinds(), where=f"{path}/config.json")
 
 
@@ -164,15 +155,15 @@ def _open_checkpoint(path: Path, served: Layout | None) -> Checkpoint:
         raise ConfigError(f"{path}: another model than the one served: {_changes(layout, served)}")
     found: dict[str, dict[int, Source]] = {}
     names: dict[str, str] = {}
-    for file in weight_files(path):
-        for name, stored in list_tensors(file).items():
+    for file in checkpoint_files.weight_files(path):
+        for name, stored in checkpoint_files.list_tensors(file).items():
             if (name == "lm_head.weight" and layout.is_tied) or OF_IMAGES.search(name):
                 continue
             for target, index, source in _sources(stored, layout):
                 found.setdefault(target, {})[index] = source
                 names[target] = name
     needed = layout.shapes.keys()
-    check_names(path, found=found.keys(), needed=needed, named=names)
+    checkpoint_files.check_names(path, found=found.keys(), needed=needed, named=names)
     tensors = {name: _tensor(path, name, layout, found[name]) for name in layout.shapes}
     for name, constant in layout.constants.items():
         tensors[name] = Tensor(name=name, shape=(len(constant),), constant=constant)
@@ -186,7 +177,9 @@ def _changes(layout: Layout, served: Layout) -> str:
     return ", ".join(f"{key} {new.get(key)} ({old.get(key)} served)" for key in changed[:5])
 
 
-def _sources(stored: StoredTensor, layout: Layout) -> Iterator[tuple[str, int, Source]]:
+def _sources(
+    stored: checkpoint_files.StoredTensor, layout: Layout
+) -> Iterator[tuple[str, int, Source]]:
     """GGUF names of a stored tensor, each with the index of its expert and the part of it."""
     names = _name_map(layout.architecture.name, layout.num_layers)
     is_interleaved = layout.architecture.is_interleaved
@@ -273,8 +266,8 @@ def _tensor(path: Path, name: str, layout: Layout, found: Mapping[int, Source]) 
 
 
 def _open_adapter(path: Path, layout: Layout) -> Adapter:
-    where = path / ADAPTER_CONFIG
-    config = read_lora_config(path)
+    where = path / checkpoint_files.ADAPTER_CONFIG
+    config = checkpoint_files.read_lora_config(path)
     for key in NO_OTHER_ADAPTERS:
         if config.get(key):
             raise ConfigError(f"{where}: {key} is {config[key]!r}; the llama engine needs it off")
@@ -282,8 +275,8 @@ def _open_adapter(path: Path, layout: Layout) -> Adapter:
         raise ConfigError(f"{where}: bias is {config['bias']!r}; the llama engine needs 'none'")
     if not isinstance(config.get("lora_alpha"), int | float):
         raise ConfigError(f"{where}: lora_alpha is {config.get('lora_alpha')!r}; must be a number")
-    sides: dict[str, dict[str, StoredTensor]] = {}
-    for name, tensor in list_tensors(path / "adapter_model.safetensors").items():
+    sides: dict[str, dict[str, checkpoint_files.StoredTensor]] = {}
+    for name, tensor in checkpoint_files.list_tensors(path / "adapter_model.safetensors").items():
         if (match := LORA_KEY.match(name)) is None:
             raise ConfigError(f"{path}: {name}: only lora_A and lora_B of linear layers are served")
         sides.setdefault(match["module"], {})[match["side"]] = tensor
@@ -294,7 +287,11 @@ def _open_adapter(path: Path, layout: Layout) -> Adapter:
 
 
 def _pair(
-    path: Path, module: str, found: dict[str, StoredTensor], config: dict[str, Any], layout: Layout
+    path: Path,
+    module: str,
+    found: dict[str, checkpoint_files.StoredTensor],
+    config: dict[str, Any],
+    layout: Layout,
 ) -> LoraPair:
     names = _name_map(layout.architecture.name, layout.num_layers)
     target = _target(names, f"{module}.weight")

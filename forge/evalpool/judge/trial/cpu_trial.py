@@ -36,15 +36,8 @@ import numpy as np
 from forge.config.schema import JudgeTable
 from forge.evalpool.capacity import draw_timeout_s, reference_timeout_s
 from forge.evalpool.cards import CARDS
+from forge.evalpool.judge.channel import shm
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.shm import (
-    Data,
-    decode_part,
-    fill,
-    is_same,
-    shared_memory,
-    unwritten_byte,
-)
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.children.spawner import Kept, KeptChildren, Spawner
 from forge.evalpool.judge.compiler.binary import SHARED_BYTES, warp_size_of
@@ -54,6 +47,7 @@ from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Op, Origin, Program
 from forge.evalpool.judge.program.ops import KINDS, MOVES, packet
 from forge.evalpool.judge.program.walk import open_alternatives, places, returned_inputs, winners
+from forge.evalpool.judge.trial import trial
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captured, Captures, Facts
 from forge.evalpool.judge.trial.draws import HostDraw, Layout
 from forge.evalpool.judge.trial.judgement import WIDE, Device, Judgement, Left, Narrowed, Results
@@ -64,15 +58,6 @@ from forge.evalpool.judge.trial.references import (
     Oracles,
     ReferenceFailed,
     Sketches,
-)
-from forge.evalpool.judge.trial.trial import (
-    Allowance,
-    Candidate,
-    Decided,
-    Finding,
-    OpenSide,
-    Runner,
-    Stamp,
 )
 from forge.evalpool.judge.trial.trials import Trials
 from forge.evalpool.judge.ttir.decisions import ANY, PARAMETER
@@ -185,7 +170,7 @@ class CpuMemory:
                 ],
                 parameters=[self._copy(whole, state[name]) for name in draw.changed_parameters],
                 is_kept=all(
-                    is_same(self.layout.part(whole, place), self._content(place, index))
+                    shm.is_same(self.layout.part(whole, place), self._content(place, index))
                     for position, (place, index) in enumerate(
                         zip(one.places, one.inputs, strict=True)
                     )
@@ -200,12 +185,12 @@ class CpuMemory:
             self._copies[place][:] = part
         return self._copies[place]
 
-    def _content(self, place: int, index: int) -> Data:
+    def _content(self, place: int, index: int) -> shm.Data:
         real, spec = self.content.real.specs[place], self.layout.specs[place]
         if real == spec:
             return self.content.parts[index]
         found = bytearray(spec.num_bytes)
-        decode_part(real.dtype, self.content.parts[index], start=0, target=np.frombuffer(found))
+        shm.decode_part(real.dtype, self.content.parts[index], start=0, target=np.frombuffer(found))
         return memoryview(found)
 
     def _write(self, place: int, index: int | None) -> None:
@@ -213,14 +198,16 @@ class CpuMemory:
         real, spec = self.content.real.specs[place], self.layout.specs[place]
         start = self.layout.starts[place]
         if index is None:
-            fill(self.memory, start=start, num_bytes=spec.num_bytes, byte=unwritten_byte(spec))
+            shm.fill(
+                self.memory, start=start, num_bytes=spec.num_bytes, byte=shm.unwritten_byte(spec)
+            )
         elif real == spec:
             content = self.content.parts[index]
             self.memory[start : start + len(content)] = content
         else:
             num = math.prod(spec.shape)
             target = np.frombuffer(self.memory, count=num, offset=start)
-            decode_part(real.dtype, self.content.parts[index], start=0, target=target)
+            shm.decode_part(real.dtype, self.content.parts[index], start=0, target=target)
 
 
 def is_plain(program: Program) -> bool:
@@ -232,7 +219,7 @@ def is_plain(program: Program) -> bool:
     )
 
 
-class EvaluatorRunner(Runner):
+class EvaluatorRunner(trial.Runner):
     """A child with a candidate, whose failures are those of the program in it."""
 
     is_spent: bool = False
@@ -241,7 +228,7 @@ class EvaluatorRunner(Runner):
 
     @contextmanager
     def answering(
-        self, *, phase: str, limit_s: float, allowed: Allowance | None = None
+        self, *, phase: str, limit_s: float, allowed: trial.Allowance | None = None
     ) -> Generator[None]:
         """Within, any end but an answer is the candidate's and spends the child: raises Decided."""
         before, self.is_spent = self.is_spent, True
@@ -249,7 +236,7 @@ class EvaluatorRunner(Runner):
             yield
         self.is_spent = before
 
-    def failed(self, body: dict[str, Any]) -> Finding:
+    def failed(self, body: dict[str, Any]) -> trial.Finding:
         kind, message = str(body.get("type")), str(body.get("message"))
         self.is_spent = kind in SPENT or kind not in (*FAILURES, NARROW)
         if self.is_wide and kind in ENDS_WIDE:
@@ -307,7 +294,7 @@ class CpuDevice(Device):
     memory: CpuMemory
     memory_fd: int
     has_tf32: bool
-    open: tuple[OpenSide, ...] = ()
+    open: tuple[trial.OpenSide, ...] = ()
     """Decisions that took one side alone so far."""
     _left_s: float | None = field(default=None, init=False)
     """For all calls together, of the child's own time; None before the first."""
@@ -370,7 +357,7 @@ class CpuDevice(Device):
         """Checks the program alone: its alternatives take turns, and none wins."""
         require_first_call()
 
-    def is_followed(self, decided: Decided) -> bool:
+    def is_followed(self, decided: trial.Decided) -> bool:
         """A host that remembers its first winner, or reads values, does not show that it follows: a
         call of another alternative that is wrong is made again, captured with that winner. True if
         that one is right."""
@@ -442,7 +429,7 @@ class CpuDevice(Device):
         self._parameters = one.parameters
         with self._doubting(captured.program):
             answer = self._ask(captured.program, captured.data, body)
-        self.open = tuple(OpenSide.parse(one) for one in answer["open"])
+        self.open = tuple(trial.OpenSide.parse(one) for one in answer["open"])
         self._num_bytes = int(answer.get("num_bytes", 0))
         if not self.results.is_wide:
             self.programs.phases.moved_bytes = self._num_bytes
@@ -455,7 +442,7 @@ class CpuDevice(Device):
         of a kernel: a capture child may send what no compiler wrote."""
         try:
             yield
-        except Decided as decided:
+        except trial.Decided as decided:
             if decided.finding.reason == Reason.JUDGE_BUG:
                 self.programs.require_binaries(program, self.programs.binaries(program))
             raise
@@ -475,7 +462,7 @@ class CpuDevice(Device):
             chosen = winners(base.program, turn=turn, shift=self._shift)
             try:
                 tried.by_winner[turn] = self.programs.with_winners(number, chosen), turn
-            except Decided as decided:
+            except trial.Decided as decided:
                 if decided.finding.reason != Reason.OUT_OF_RESOURCES:
                     raise
                 tried.by_winner[turn] = base, 0
@@ -508,7 +495,7 @@ class CpuDevice(Device):
         for fault in answer.get("faults", ()):
             detail = self.programs.at_line(fault["line"], fault["message"])
             report = self.programs.report(Status.WRONG, FAULTS[fault["kind"]], detail)
-            raise Decided(report)
+            raise trial.Decided(report)
         return answer
 
     def _answered(self, program: Program, data: bytes, body: dict[str, Any]) -> dict[str, Any]:
@@ -522,10 +509,10 @@ class CpuDevice(Device):
             self._start(self.evaluators.fresh)
         try:
             return self._sent(data, body)
-        except (Decided, Narrowed) as ended:
+        except (trial.Decided, Narrowed) as ended:
             assert self._run is not None
             assert self._kept is not None
-            is_late = isinstance(ended, Decided) and ended.finding.status is Status.TIMEOUT
+            is_late = isinstance(ended, trial.Decided) and ended.finding.status is Status.TIMEOUT
             if not self._run.is_spent or is_late or not self._kept.num_served:
                 raise
             self._run.end()
@@ -544,7 +531,7 @@ class CpuDevice(Device):
                 request = {**self.memory.content.request, "has_tf32": self.has_tf32}
                 kind, fds, body = Kind.CANDIDATE, [self.memory_fd], {**request, **body}
             if data != self._loaded:
-                program_fd, memory = held.enter_context(shared_memory(len(data)))
+                program_fd, memory = held.enter_context(shm.shared_memory(len(data)))
                 memory[:] = data
                 fds.append(program_fd)
                 self._loaded = data
@@ -599,7 +586,7 @@ def assumed_target(name: str) -> dict[str, Any]:
 
 
 def open_cpu_trials(
-    table: JudgeTable, *, spawner: Spawner, stamp: Stamp, cache: Cache | None = None
+    table: JudgeTable, *, spawner: Spawner, stamp: trial.Stamp, cache: Cache | None = None
 ) -> CpuTrials:
     """The judge of a machine without GPUs. `cache`: compiled kernels; by default in memory."""
     draws = partial(
@@ -646,8 +633,8 @@ class CpuTrials(Trials):
         super().close()
 
     def _judged(
-        self, candidate: Candidate, kept: HostDraw, programs: Callable[[], Programs]
-    ) -> Finding:
+        self, candidate: trial.Candidate, kept: HostDraw, programs: Callable[[], Programs]
+    ) -> trial.Finding:
         found = programs()
         finding = self._evaluated(candidate, kept, found)
         is_own = candidate.protocol is None and not candidate.options.outputs
@@ -655,7 +642,9 @@ class CpuTrials(Trials):
             return finding
         return self._aimed(candidate, found, finding)
 
-    def _aimed(self, candidate: Candidate, programs: Programs, finding: Finding) -> Finding:
+    def _aimed(
+        self, candidate: trial.Candidate, programs: Programs, finding: trial.Finding
+    ) -> trial.Finding:
         """The finding of a right candidate some of whose decisions took one side alone, after
         further sets that are aimed at the other. Raises Decided."""
         names = {name for one in programs.open for name in one.memory}
@@ -680,7 +669,7 @@ class CpuTrials(Trials):
                     self.references.let_go(kept)
             except ReferenceFailed:
                 pass  # as it is constructed a Model may be ill-conditioned
-            except Decided as decided:
+            except trial.Decided as decided:
                 if decided.finding.status in (Status.WRONG, Status.RUNTIME_ERROR):
                     raise  # else it is late, or the machine is
         said = [f"line {line}: {text}" for line, text in sorted(left)]
@@ -688,11 +677,13 @@ class CpuTrials(Trials):
             said[MAX_SAID:] = [f"and {len(said) - MAX_SAID} more decisions took one side alone"]
         return replace(finding, detail="\n".join([*filter(None, [finding.detail]), *said]))
 
-    def _evaluated(self, candidate: Candidate, kept: HostDraw, found: Programs) -> Finding:
+    def _evaluated(
+        self, candidate: trial.Candidate, kept: HostDraw, found: Programs
+    ) -> trial.Finding:
         """The finding on one draw, and what is open behind it. Raises Decided."""
         draw = kept.draw
         has_tf32 = not (self.table.tf32 and draw.has_products)  # products lose what it lacks
-        with shared_memory(kept.memory_bytes) as (fd, memory):
+        with shm.shared_memory(kept.memory_bytes) as (fd, memory):
             device = CpuDevice(
                 programs=found,
                 results=Results(content=kept, protocol=candidate.protocol),

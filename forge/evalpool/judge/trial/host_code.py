@@ -27,16 +27,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from forge.evalpool.judge.trial import host_names as lists
+from forge.evalpool.judge.trial import host_parts
 from forge.evalpool.judge.trial.host_flow import Flow
-from forge.evalpool.judge.trial.host_parts import (
-    Definition,
-    Parts,
-    Refused,
-    bound_names,
-    is_decorated,
-    parts_of,
-    refusal,
-)
 from forge.records.problem import syntax_tree
 
 MAX_SHARED_BYTES = 32_000
@@ -96,12 +88,12 @@ def host_code(code: str, *, entry_point: str) -> HostCode:
     except (SyntaxError, ValueError):
         return HostCode()  # of a reference: it says so where it runs
     try:
-        parts = parts_of(tree, entry_point)
+        parts = host_parts.parts_of(tree, entry_point)
         names = Names(parts, entry_point)
         names.check()
         flow = Flow(parts)
         flow.check()
-    except Refused as refused:
+    except host_parts.Refused as refused:
         start = "" if refused.is_whole else "cannot be judged: "
         return HostCode(fault=f"{start}{refused}", line=refused.line)
     except ValueError:  # of `ast.unparse`
@@ -122,7 +114,7 @@ def host_code(code: str, *, entry_point: str) -> HostCode:
 class Names:
     """Checks every name of the parts of a source that run."""
 
-    parts: Parts
+    parts: host_parts.Parts
     entry_point: str
     is_alone: bool = False
     training_line: int = 0
@@ -143,7 +135,7 @@ class Names:
         for path, node in self.parts.imports:
             self.is_alone |= path.split(".")[0] not in lists.PLAIN_MODULES
             if path.endswith("*"):
-                raise refusal(node, "all of a module", "import what it uses")
+                raise host_parts.refusal(node, "all of a module", "import what it uses")
         for statement in (*self.parts.statements, *self.parts.functions):
             self._see(statement, 0)
         for one in self.parts.classes:
@@ -151,7 +143,7 @@ class Names:
         for one in self.parts.idle:
             self._idle(one)
 
-    def _idle(self, node: Definition) -> None:
+    def _idle(self, node: host_parts.Definition) -> None:
         """Checks the parts that run of a definition that nothing names."""
         for one in node.decorator_list:
             self._see(one, 0)
@@ -167,14 +159,16 @@ class Names:
     def _class(self, node: ast.ClassDef) -> None:
         self._class_name = node.name
         if node.keywords:
-            raise refusal(node, "a metaclass")
+            raise host_parts.refusal(node, "a metaclass")
         for one in (*node.bases, *node.decorator_list, *node.body):
             if isinstance(one, ast.FunctionDef):
-                if not is_decorated(one, "static"):
+                if not host_parts.is_decorated(one, "static"):
                     self._methods.add(one)
                 is_odd = one.name.startswith("__") and one.name not in lists.DUNDERS
                 if is_odd or one.name in lists.METHODS or one.name in lists.OF_MODULES:
-                    raise refusal(one, f"{one.name} as its method", "torch or Python calls it")
+                    raise host_parts.refusal(
+                        one, f"{one.name} as its method", "torch or Python calls it"
+                    )
             if not isinstance(one, ast.ClassDef):  # a part of its own
                 self._see(one, 0)
 
@@ -193,7 +187,7 @@ class Names:
 
     def _enter(self, node: ast.AST) -> None:
         """Opens a scope. `self` is a method's first argument, and nothing else."""
-        bound = bound_names(node)
+        bound = host_parts.bound_names(node)
         own = ""
         if isinstance(node, ast.FunctionDef) and node in self._methods:
             own = next((one.arg for one in (*node.args.posonlyargs, *node.args.args)), "")
@@ -202,7 +196,7 @@ class Names:
 
     def _require_free_names(self, node: ast.AST, bound: Set[str]) -> None:
         for name in sorted(bound & lists.RESERVED):
-            raise refusal(node, f"{name} anew")
+            raise host_parts.refusal(node, f"{name} anew")
 
     def _arguments(self, node: ast.arguments) -> None:
         everything = [*node.posonlyargs, *node.args, *node.kwonlyargs, node.vararg, node.kwarg]
@@ -213,17 +207,17 @@ class Names:
             if default is None:
                 continue
             if any(isinstance(one, ast.Call) for one in ast.walk(default)):
-                raise refusal(default, "a default that lasts between calls", "use None")
+                raise host_parts.refusal(default, "a default that lasts between calls", "use None")
             self._see(default, 0)
 
     def _annotation(self, node: ast.expr) -> None:
         if not all(isinstance(one, INERT) for one in ast.walk(node)):
-            raise refusal(node, "a call as an annotation")
+            raise host_parts.refusal(node, "a call as an annotation")
 
     def _see(self, node: ast.AST, depth: int) -> None:
         """Refuses whatever is in no list, in a node and below it."""
         if depth > MAX_DEPTH:
-            raise Refused(node, "host code is nested too deeply")
+            raise host_parts.Refused(node, "host code is nested too deeply")
         match node:
             case ast.Name():
                 self._name(node)
@@ -253,14 +247,16 @@ class Names:
             case ast.Assign(targets=[ast.Attribute() as one]) if self._is_switch(one):
                 self._see(node.value, depth + 1)
             case _ if not isinstance(node, NODES):
-                raise refusal(node, type(node).__name__.lower())
+                raise host_parts.refusal(node, type(node).__name__.lower())
             case _:
                 self._below(node, depth)
 
     def _below(self, node: ast.AST, depth: int) -> None:
         for child in ast.iter_child_nodes(node):
             if self._is_passing(child) and not _reads_at_once(node, child):
-                raise refusal(child, "an iterator or a set that is kept", "make it a tuple")
+                raise host_parts.refusal(
+                    child, "an iterator or a set that is kept", "make it a tuple"
+                )
             if not isinstance(child, ast.arguments):
                 self._see(child, depth + 1)
 
@@ -291,7 +287,7 @@ class Names:
         bodies = [node.body, node.orelse, node.finalbody, *(one.body for one in node.handlers)]
         kinds = ast.Import | ast.ImportFrom | ast.Assign | ast.Pass | ast.Raise
         if self._scopes or not all(isinstance(one, kinds) for body in bodies for one in body):
-            raise refusal(node, "try", "let an error end the call")
+            raise host_parts.refusal(node, "try", "let an error end the call")
         for one in (one for body in bodies for one in body):
             if not (isinstance(one, ast.Assign) and self.parts.modules_of(one)):
                 self._see(one, 0)
@@ -300,7 +296,7 @@ class Names:
         match node.func:
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=given), attr=name):
                 if name not in ("__init__", "forward", "extra_repr", "reset_parameters"):
-                    raise refusal(node, f"super().{name}")
+                    raise host_parts.refusal(node, f"super().{name}")
                 self._owners.update(given)
                 for one in (*given, *node.args, *node.keywords):
                     self._see(one, depth + 1)
@@ -314,7 +310,7 @@ class Names:
             case ast.Name(id="self" | "cls") | ast.Attribute():
                 self._owners.add(node.func)
             case ast.Name(id="super"):
-                raise refusal(node, "super() without a method")
+                raise host_parts.refusal(node, "super() without a method")
         self._below(node, depth)
 
     def _by_name(self, node: ast.Call) -> None:
@@ -335,14 +331,14 @@ class Names:
             case [ast.Name(id="self"), ast.JoinedStr(values=[ast.Constant(value=str()), *_]), _]:
                 pass  # setattr; what it sets is read by other names of this list
             case _:
-                raise refusal(node, ast.unparse(node), "write the attribute's name out")
+                raise host_parts.refusal(node, ast.unparse(node), "write the attribute's name out")
 
     def _require_classes(self, node: ast.expr) -> None:
         for one in node.elts if isinstance(node, ast.Tuple) else [node]:
             name = ast.unparse(one).rpartition(".")[2]
             is_layer = name[:1].isupper() and name not in lists.NO_CLASSES
             if not (name in lists.CLASSES or is_layer):
-                raise refusal(node, f"isinstance of {ast.unparse(node)}")
+                raise host_parts.refusal(node, f"isinstance of {ast.unparse(node)}")
 
     def _is_local(self, name: str) -> bool:
         return any(name in one for one in self._scopes)
@@ -352,25 +348,25 @@ class Names:
         if name in ("self", "cls") and (
             node not in self._owners or not isinstance(node.ctx, ast.Load)
         ):
-            raise refusal(node, f"{name} as a value", "name its attributes")
+            raise host_parts.refusal(node, f"{name} as a value", "name its attributes")
         if name.startswith("__") and not (name in lists.TITLES and isinstance(node.ctx, ast.Store)):
-            raise refusal(node, name)
+            raise host_parts.refusal(node, name)
         if isinstance(node.ctx, ast.Store | ast.Del) or self._is_local(name):
             if not self._scopes and (name in self.parts.aliases or hasattr(builtins, name)):
-                raise refusal(node, f"{name} anew")
+                raise host_parts.refusal(node, f"{name} anew")
             return
         if name in self.parts.aliases:
             for path in self.parts.aliases[name]:
                 self._require_path(node, path, name)
         elif name not in self.parts.own and hasattr(builtins, name):
             if name not in lists.BUILTINS:
-                raise refusal(node, name)
+                raise host_parts.refusal(node, name)
             self.is_alone |= name in lists.ALONE
 
     def _attribute(self, node: ast.Attribute, depth: int) -> None:
         if paths := self._paths(node):
             if not isinstance(node.ctx, ast.Load):
-                raise refusal(node, f"{ast.unparse(node)} to change it")
+                raise host_parts.refusal(node, f"{ast.unparse(node)} to change it")
             for one in paths:
                 self._require_path(node, one, ast.unparse(node))
             return
@@ -379,7 +375,7 @@ class Names:
             is_model = ast.unparse(node) == "self.training" and self._class_name == self.entry_point
             self.is_of_part |= not is_model
         if not self._may_have(node):
-            raise refusal(node, ast.unparse(node))
+            raise host_parts.refusal(node, ast.unparse(node))
         if node.attr in lists.CHANGING | lists.BUILDING and node not in self._owners:
             self._require_own(node)
         self._owners.add(node.value)
@@ -407,7 +403,7 @@ class Names:
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
         is_attribute = owner in ("self", "cls") and node.attr in self.parts.attributes
         if not is_attribute and (node.attr != "apply" or owner not in self.parts.class_names):
-            raise refusal(node, f"{ast.unparse(node)} as a value", "call it")
+            raise host_parts.refusal(node, f"{ast.unparse(node)} as a value", "call it")
 
     def _is_switch(self, node: ast.Attribute) -> bool:
         is_switch = not lists.SWITCHES.isdisjoint(self._paths(node))
@@ -440,8 +436,8 @@ class Names:
                 return
         if "cpp_extension" in whole:
             words = "CUDA C++ is not judged; write a Triton kernel"
-            raise Refused(node, words, is_whole=True)
-        raise refusal(node, name)
+            raise host_parts.Refused(node, words, is_whole=True)
+        raise host_parts.refusal(node, name)
 
 
 def _is_listed(path: str) -> bool:

@@ -32,17 +32,10 @@ from forge.evalpool.judge.program.policy import (
 )
 from forge.evalpool.judge.program.questions import concealed, deviation, truths
 from forge.evalpool.judge.program.walk import op_bytes, variants
+from forge.evalpool.judge.trial import trial
 from forge.evalpool.judge.trial.captures import Captured, Captures
 from forge.evalpool.judge.trial.draws import Draw
 from forge.evalpool.judge.trial.judgement import Device
-from forge.evalpool.judge.trial.trial import (
-    ALTERNATIVE_WORDS,
-    Candidate,
-    Decided,
-    Finding,
-    OpenSide,
-    Phases,
-)
 from forge.evalpool.judge.ttir import verify
 from forge.evalpool.judge.ttir.parse import InvalidModule, malformed, parse
 from forge.evalpool.judge.ttir.tree import Module
@@ -218,7 +211,7 @@ class ValuesAsked(Exception):
 class Programs:
     """One candidate: what is captured of it, and what the judge knows of that."""
 
-    candidate: Candidate
+    candidate: trial.Candidate
     table: JudgeTable
     draw: Draw
     """A sketch until the first program stands."""
@@ -234,7 +227,7 @@ class Programs:
     torch_share: float | None = None
     evidence: str = ""
     """Types that outputs are compared in (`Verdict`)."""
-    open: tuple[OpenSide, ...] = ()
+    open: tuple[trial.OpenSide, ...] = ()
     """Decisions of its kernels that took one side alone on this draw, where that is known."""
     _kept: Captured | None = None
     """Program of set 0, where it holds for every set of the same arguments."""
@@ -250,7 +243,7 @@ class Programs:
         return self.candidate.code
 
     @property
-    def phases(self) -> Phases:
+    def phases(self) -> trial.Phases:
         return self.candidate.phases
 
     def on(self, draw: Draw, *, problem: ProblemFacts) -> Programs:
@@ -264,7 +257,7 @@ class Programs:
             found._gives_held = self._gives_held
         return found
 
-    def report(self, status: Status, reason: str, detail: str = "") -> Finding:
+    def report(self, status: Status, reason: str, detail: str = "") -> trial.Finding:
         """A finding; an output that differs is named with the line that stores it."""
         if status is Status.WRONG and (found := OF_OUTPUT.search(detail)) and self._kept:
             program = self._kept.program
@@ -273,7 +266,7 @@ class Programs:
             if line and line != stored:
                 detail += f"\nlook at {at_line(self.code, line, '')}"
             detail = at_line(self.code, stored or None, detail, limit=MAX_DETAIL_CHARACTERS)
-        return Finding(
+        return trial.Finding(
             status=status,
             reason=reason,
             detail=detail,
@@ -303,7 +296,7 @@ class Programs:
 
     def with_winners(self, number: int, winners: Mapping[str, str]) -> Captured:
         """The program for an input set where other alternatives have won. Raises Decided."""
-        with self._apart(ALTERNATIVE_WORDS, _choices={**self._choices, **winners}):
+        with self._apart(trial.ALTERNATIVE_WORDS, _choices={**self._choices, **winners}):
             return self._captured(number)
 
     def in_mode(self, mode: str) -> AbstractContextManager[None]:
@@ -320,9 +313,9 @@ class Programs:
             for name, value in changed.items():
                 setattr(self, name, value)
             yield
-        except Decided as decided:
+        except trial.Decided as decided:
             detail = f"{words}: {decided.finding.detail}"
-            raise Decided(replace(decided.finding, detail=detail)) from decided
+            raise trial.Decided(replace(decided.finding, detail=detail)) from decided
         finally:
             for name, value in kept.items():
                 setattr(self, name, value)
@@ -337,7 +330,7 @@ class Programs:
         found = self._captured(number)
         if is_same and (words := deviation(kept.program, found.program)):
             detail = f"values that the host reads change more than sizes: {words}"
-            raise Decided(self.report(Status.REJECTED, "unsupported", detail))
+            raise trial.Decided(self.report(Status.REJECTED, "unsupported", detail))
         return found
 
     def binaries(self, program: Program, *, is_wide: bool = False) -> list[Binary | Failure]:
@@ -372,7 +365,7 @@ class Programs:
             elif one.kind is FailureKind.OUT_OF_RESOURCES:
                 status, reason = Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES
             detail = self.at_line(one.line, f"{program.kernels[number].name}: {one.message}")
-            raise Decided(self.report(status, reason, detail))
+            raise trial.Decided(self.report(status, reason, detail))
 
     def require_kernels(self, program: Program, found: Sequence[Binary | Failure | None]) -> None:
         self.require_binaries(program, found, numbers=needed_kernels(program, found))
@@ -386,7 +379,7 @@ class Programs:
         `state_dict` has, captured again with those. Raises Decided."""
         try:
             return self._captured_once(number)
-        except Decided as decided:
+        except trial.Decided as decided:
             is_drawn = decided.finding.reason == Reason.PARAMS_CACHED_IN_INIT
             if self._gives_held or not is_drawn or not self.draw.request["held"]:
                 raise
@@ -403,7 +396,7 @@ class Programs:
             self.torch_share = torch_share(program)
             self.require_form(program, number)
             if detail := concealed(program, captured.questions):
-                raise Decided(self.report(Status.REJECTED, "unsupported", detail))
+                raise trial.Decided(self.report(Status.REJECTED, "unsupported", detail))
             if self.draw.has_elements(number):
                 counts_checks = found != known or not captured.is_checking
                 self.require_structure(program, counts_checks=counts_checks)
@@ -450,14 +443,14 @@ class Programs:
                 found = f"output shape is {list(one[1])}, expected {list(other[1])}"
         if found:
             detail = f"{found}\n{draw.differences(number)}".rstrip()
-            raise Decided(self.report(Status.WRONG, Reason.SHAPE, detail))
+            raise trial.Decided(self.report(Status.WRONG, Reason.SHAPE, detail))
 
     def require_structure(self, program: Program, *, counts_checks: bool = False) -> None:
         """Holds the kernels' text and the program's dataflow to the policy. Raises Decided; the
         finding names the node and the source line."""
         if not num_launches(program):
             detail = "forward launches no kernel of its own"
-            raise Decided(self.report(Status.REJECTED, Reason.NO_KERNEL_LAUNCH, detail))
+            raise trial.Decided(self.report(Status.REJECTED, Reason.NO_KERNEL_LAUNCH, detail))
         self._require_threads(program)
         found = self._texts(program)
         accesses = {index: access for index, (access, _) in enumerate(found)}
@@ -479,14 +472,14 @@ class Programs:
         began = time.thread_time()
         for kernel in program.kernels:
             if time.thread_time() - began > MAX_READ_S:
-                raise Decided(self.report(Status.REJECTED, Reason.UNSUPPORTED, LONG_WORDS))
+                raise trial.Decided(self.report(Status.REJECTED, Reason.UNSUPPORTED, LONG_WORDS))
             key = kernel.ttir, len(kernel.parameters)
             try:
                 known[key] = known.get(key) or text_of(kernel)
             except InvalidModule as error:
                 detail = f"kernel {kernel.name}: {error}"
                 finding = self.report(Status.COMPILE_ERROR, Reason.NOT_TRITON, detail)
-                raise Decided(finding) from error
+                raise trial.Decided(finding) from error
         return [known[kernel.ttir, len(kernel.parameters)] for kernel in program.kernels]
 
     def _require_threads(self, program: Program) -> None:
@@ -497,7 +490,9 @@ class Programs:
         for kernel in (program.kernels[number] for number in sorted(launched)):
             if (num := kernel.options.num_warps * warp_size) > MAX_THREADS:
                 detail = f"kernel {kernel.name}: {num} threads in a block; a card has {MAX_THREADS}"
-                raise Decided(self.report(Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES, detail))
+                raise trial.Decided(
+                    self.report(Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES, detail)
+                )
 
     def _require_allowed(self, refusal: Refusal | None) -> None:
         if refusal is None:
@@ -508,7 +503,7 @@ class Programs:
             message = f"{message}\n{DERIVED_WORDS}"
         if refusal.rule is Rule.STATE and WRITES_INPUT in message:
             reason = Reason.INPUTS_MODIFIED
-        raise Decided(self.report(status, reason, self.at_line(refusal.line, message)))
+        raise trial.Decided(self.report(status, reason, self.at_line(refusal.line, message)))
 
     def capture(self, number: int, *, is_first: bool = False) -> Captured:
         """The program for an input set, or of its first call. Raises Decided."""

@@ -171,13 +171,7 @@ def _slabs(plan: ModulePlan, total: int, order: Order) -> Iterator[NDArray[np.in
 
 
 def _run_serially(
-    function: FunctionPlan,
-    values: list[Any],
-    one: Launch,
-    total: int,
-    order: Order,
-    *,
-    most: int,
+    function: FunctionPlan, values: list[Any], one: Launch, total: int, order: Order, *, most: int
 ) -> None:
     """Each instance until it ends or waits; those that wait, `most` of them, take turns."""
     if total > MAX_SERIAL:

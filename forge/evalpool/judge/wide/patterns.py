@@ -182,11 +182,7 @@ class Look:
 
 
 def look(
-    mask: NDArray[np.bool_],
-    expected: Values,
-    got: Values,
-    *,
-    operands: Sequence[Values] = (),
+    mask: NDArray[np.bool_], expected: Values, got: Values, *, operands: Sequence[Values] = ()
 ) -> Look:
     """An output whose elements differ where a mask says so."""
     found = np.flatnonzero(mask)

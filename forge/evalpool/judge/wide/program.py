@@ -469,10 +469,7 @@ def _in_sums(text: str) -> frozenset[str]:
 
 
 def _constant(
-    line: str,
-    elements: frozenset[str],
-    numbers: Mapping[float, float],
-    in_sums: frozenset[str],
+    line: str, elements: frozenset[str], numbers: Mapping[float, float], in_sums: frozenset[str]
 ) -> str:
     """A constant as the source has it, or else the same number in float64."""
     head, colon, type = line.rpartition(" : ")

@@ -26,13 +26,8 @@ from forge.evalpool.judge.channel.shm import TensorSpec
 from forge.evalpool.judge.channel.words import at_line
 from forge.evalpool.judge.compiler.binary import Binary, Failure
 from forge.evalpool.judge.driver.gpu_memory import Block
+from forge.evalpool.judge.execute import executors
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call, ChoiceReport, NodeTime
-from forge.evalpool.judge.execute.executors import (
-    Executor,
-    ExecutorGone,
-    ProgramFault,
-    ProgramRefused,
-)
 from forge.evalpool.judge.numbers.called import CHUNK
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.judge.program.format import InvalidProgram, Origin, Program
@@ -310,7 +305,7 @@ OUT_OF_BOUNDS_DETAIL = "a kernel stores beside a tensor: check offsets and masks
 class ProgramRun:
     """One program in one executor."""
 
-    executor: Executor
+    executor: executors.Executor
     program: Program
     data: bytes
     binaries: Sequence[Binary | Failure]
@@ -481,7 +476,7 @@ class ProgramRun:
         try:
             if self.executor.is_alive:
                 self.executor.unload(deadline=time.monotonic() + self.correct_timeout_s)
-        except (ProgramFault, ProgramRefused, ExecutorGone):
+        except (executors.ProgramFault, executors.ProgramRefused, executors.ExecutorGone):
             self.executor.end()
         finally:
             self.memory.close()
@@ -519,12 +514,12 @@ class ProgramRun:
     ) -> T:
         try:
             return ask(deadline=time.monotonic() + limit_s if deadline is None else deadline)
-        except ProgramRefused as error:
+        except executors.ProgramRefused as error:
             unknown = Status.RUNTIME_ERROR, Reason.EXCEPTION
             status, reason = REFUSALS.get(error.reason, unknown)
             detail = at_line(self.code, error.line, str(error))
             raise self._decided(status, reason, detail) from None
-        except ProgramFault as error:
+        except executors.ProgramFault as error:
             line = error.step.line if error.step else 0
             where = f" in {error.step.what}" if error.step else ""
             if error.reason == "gpu_fault":
@@ -533,7 +528,7 @@ class ProgramRun:
             detail = f"no answer within {limit_s:.3g} s{where}: does a loop end?"
             detail = at_line(self.code, line, detail)
             raise self._decided(Status.TIMEOUT, f"deadline:{phase}", detail) from None
-        except ExecutorGone as error:
+        except executors.ExecutorGone as error:
             raise self._decided(Status.INFRA_ERROR, Reason.GPU_UNAVAILABLE, str(error)) from None
 
     def _decided(self, status: Status, reason: str, detail: str) -> Decided:

@@ -24,18 +24,9 @@ from forge.evalpool.judge.children.spawner import SandboxedChild
 from forge.evalpool.judge.driver.gpu_memory import Block, create_block
 from forge.evalpool.judge.numbers.called import dtype_name, is_equal
 from forge.evalpool.judge.numbers.protocols import Tf32
+from forge.evalpool.judge.trial import references
 from forge.evalpool.judge.trial.draws import Builder, Content, Delivered, HostDraw, parse_specs
 from forge.evalpool.judge.trial.gpu.turns import Turn
-from forge.evalpool.judge.trial.references import (
-    Oracles,
-    OutOfMemory,
-    ProblemTooLarge,
-    ReferenceFailed,
-    References,
-    failed,
-    failure,
-    too_large,
-)
 from forge.evalpool.judge.wide.compare import Elements, OnCard, Question, agree
 from forge.records.problem import ReferenceModule
 
@@ -135,18 +126,23 @@ ON_CARD = re.compile(r"\bcuda\b")
 MAX_REMEMBERED = 4096
 
 
-class NoRoom(ProblemTooLarge):
+class NoRoom(references.ProblemTooLarge):
     """Its tensors are more than its oracle was allowed."""
 
 
-class CardReferences(References[CardDraw]):
+class CardReferences(references.References[CardDraw]):
     """Draws of a judge on a card."""
 
     max_problems = 64
     small_bytes = SMALL_BYTES
 
     def __init__(
-        self, oracles: Oracles, *, is_tf32: bool, small: Oracles | None = None, **terms: Any
+        self,
+        oracles: references.Oracles,
+        *,
+        is_tf32: bool,
+        small: references.Oracles | None = None,
+        **terms: Any,
     ) -> None:
         """`small` oracles, without the card's files, draw small problems. Another project's
         protocol has torch's defaults of TF32. A problem is as large as the card lets it be, unless
@@ -230,12 +226,12 @@ class CardReferences(References[CardDraw]):
                         return self._ask(oracle, body, problem, deadline=began + left_s)
                     except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
                         words = f"ended its oracle: {type(error).__name__}: {error}"
-                        raise failed(problem, words) from error
+                        raise references.failed(problem, words) from error
                     except LayoutError as error:
                         raise _unusable(problem, error) from error
             except NoRoom:
                 raise
-            except ReferenceFailed:
+            except references.ReferenceFailed:
                 left_s -= time.monotonic() - began
                 if is_plain or left_s <= 0:  # without time, the next oracle would end for nothing
                     raise
@@ -252,14 +248,14 @@ class CardReferences(References[CardDraw]):
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
-            error = failure(problem, answer.body)
+            error = references.failure(problem, answer.body)
             raise NoRoom(str(error)) if answer.body.get("type") == "OutOfMemoryError" else error
         if answer.body.get("is_short") is True and body["memory_share"] < LARGE_SHARE:
             raise NoRoom("something that it may do without had no room")
         specs = parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
         if self._is_limited and num_bytes > self._max_bytes:  # its size was not known before
-            raise too_large(problem, f"a draw of {num_bytes / 1e9:.3g} GB")
+            raise references.too_large(problem, f"a draw of {num_bytes / 1e9:.3g} GB")
         block = create_block(num_bytes)
         try:
             fill = {"block_bytes": block.num_bytes}
@@ -290,8 +286,8 @@ def _put(found: Delivered, problem: ReferenceModule, shared: Turn) -> CardDraw:
         raise
 
 
-def _unusable(problem: ReferenceModule, error: LayoutError) -> ReferenceFailed:
-    return failed(problem, f"cannot be used: {type(error).__name__}: {error}")
+def _unusable(problem: ReferenceModule, error: LayoutError) -> references.ReferenceFailed:
+    return references.failed(problem, f"cannot be used: {type(error).__name__}: {error}")
 
 
 @dataclass(slots=True)
@@ -307,7 +303,7 @@ class SmallDraws:
     card, or anything fails.
     """
 
-    oracles: Oracles
+    oracles: references.Oracles
     """Without the card's files."""
     request: Callable[..., dict[str, Any]]
     """Makes their body for a problem."""
@@ -330,7 +326,7 @@ class SmallDraws:
         except _Other as other:
             needed = other.args[0]
         except (
-            *(frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OutOfMemory),
+            *(frames.PeerGone, frames.DeadlinePassed, frames.FrameError, references.OutOfMemory),
             *(LayoutError, KeyError, TypeError, ValueError, IndexError),
         ):
             pass

@@ -31,12 +31,7 @@ from forge.evalpool.judge.driver.driver import DriverError
 from forge.evalpool.judge.execute.call import NodeTime
 from forge.evalpool.judge.execute.executors import Executor, ExecutorGone, Executors, Nursery
 from forge.evalpool.judge.numbers.protocols import NUM_TRIALS
-from forge.evalpool.judge.timing.baseline import (
-    Baseline,
-    BaselineTimes,
-    Time,
-    speedup,
-)
+from forge.evalpool.judge.timing.baseline import Baseline, BaselineTimes, Time, speedup
 from forge.evalpool.judge.timing.device import GpuDevice
 from forge.evalpool.judge.trial.captures import PLAIN_ROLE, Captures, Facts
 from forge.evalpool.judge.trial.draws import NUM_TIMED_SETS
