@@ -412,7 +412,7 @@ def print_module(groups: Sequence[Sequence[ast.stmt]], comments: Mapping[str, st
             gap = "\n" if is_plain and was_plain else "\n\n\n"
             was_plain = is_plain
             comment = comments.get(getattr(node, "name", ""))
-            above = f"# {comment}\n" if comment else ""
+            above = "".join(f"# {one}\n" for one in (comment or "").splitlines())
             parts.append((gap if parts else "") + above + "\n".join(_lines(node)))
     return "".join(parts) + "\n"
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from forge.data.harvest.records import Answered, Unanswered
 from forge.data.inductor import call
 from forge.data.inductor.kernel import cleaned, plain, with_sizes_as_arguments, with_used_parameters
-from forge.data.inductor.module import kernel_names, operations, write_module
+from forge.data.inductor.module import kernel_names, write_module
 from forge.data.inductor.source import (
     TEMPORARY,
     GeneratedKernel,
@@ -590,11 +590,15 @@ def _renamed(kernel: GeneratedKernel, launches: list[call.Launch]) -> GeneratedK
     for one in launches:
         one.arguments = {new[k]: v for k, v in one.arguments.items()}
         one.sizes = {new[k]: v for k, v in one.sizes.items()}
-    share = "one program a row" if is_one_row else "one program a block"
-    share = "one program a tile" if "BLOCK_M" in kernel.constexprs else share
-    said = ", ".join(dict.fromkeys(operations(kernel.name)))[:70] or "Copies"
+    share = "row" if is_one_row else "tile" if "BLOCK_M" in kernel.constexprs else "block"
+    noted = (getattr(one, "type_comment", None) for one in _in_order(kernel.body))
+    lines = dict.fromkeys(one for one in noted if one)
+    if len(lines) == 1:  # above the kernel, and nowhere else
+        for node in _in_order(kernel.body):
+            vars(node).pop("type_comment", None)
+    comment = "\n".join([*(one.partition(" ")[2] for one in lines), f"One program a {share}."])
     return replace(
-        kernel, params=tuple(new[one] for one in kernel.params), comment=f"{said}: {share}.",
+        kernel, params=tuple(new[one] for one in kernel.params), comment=comment,
         constexprs=frozenset(new[one] for one in kernel.constexprs),
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ class GeneratedKernel:
     fixed: dict[str, int] = field(default_factory=dict[str, int])
     """Values of constexprs that the body gave itself."""
     comment: str = ""
-    """A line above it."""
+    """Lines above it."""
     pointers: dict[str, str] = field(default_factory=dict[str, str])
     """Types of parameters where a decorator has them: `*fp32`."""
 

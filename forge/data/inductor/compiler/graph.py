@@ -159,7 +159,7 @@ def trace(problem: str, *, with_attributes: bool = True) -> Traced:
             result=made.result,
             names=sizes.names,
             windows=sizes.windows,
-            lines=texts_of(problem),
+            lines=texts_of(problem, model),
         )
 
 

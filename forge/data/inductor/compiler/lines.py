@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -25,17 +27,29 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 FILE = "<problem>"
 """Name of the file of a problem's code."""
 MARK = "#@"
+KEPT = re.compile(r"\bself\.(\w+)(?![\w.(\[])")
+"""What may be a number that a module keeps."""
 
 
-def texts_of(problem: str) -> dict[int, str]:
-    """Texts of the simple statements of a problem, by the numbers of their lines."""
+def texts_of(problem: str, model: Any) -> dict[int, str]:
+    """Texts of the simple statements of a problem, by the numbers of their lines; in Model the
+    numbers that it keeps stand in place of their names: `x = x / 2.0`, `torch.sum(x, dim=1)`."""
+    tree = ast.parse(problem)
+    (inside,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "Model")
     found: dict[int, str] = {}
-    for node in ast.walk(ast.parse(problem)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr):
             text = ast.get_source_segment(problem, node) or ""
             text = ast.unparse(node) if "\n" in text else text
+            if inside.lineno < node.lineno <= (inside.end_lineno or 0):
+                text = KEPT.sub(partial(_number, model), text)
             found |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), text)
     return found
+
+
+def _number(model: Any, name: re.Match[str]) -> str:
+    value = vars(model).get(name[1])
+    return repr(value) if isinstance(value, int | float | tuple) else name[0]
 
 
 def line_of(node: Any) -> int:

@@ -188,7 +188,7 @@ def _multiplied(
 
 
 _PRODUCTS: tuple[Callable[[ModuleWriter], Value], ...] = (
-    *(*[_rows] * 8, _tokens, *[_two_inputs] * 2, _batched, _of_tensor),
+    *(*[_rows] * 8, _tokens, *[_two_inputs] * 3, _batched, _of_tensor),
 )
 
 
@@ -756,7 +756,7 @@ def _write(key: str, num: int, sizes: SizeDraw) -> tuple[ModuleWriter, str]:
 def _lone(w: ModuleWriter) -> Value:
     """One operation."""
     kinds = {
-        "table": 34, "convolution": 19, "product": 12, "reduction": 15, "pool": 7, "pointwise": 5,
+        "table": 31, "convolution": 18, "product": 17, "reduction": 14, "pool": 7, "pointwise": 5,
         "norm": 6, "softmax": 2,
     }  # fmt: skip
     kind = w.rng.choices(list(kinds), weights=list(kinds.values()))[0]
@@ -793,7 +793,7 @@ def _tensor(w: ModuleWriter, shapes: Sequence[str] = TENSORS) -> Value:
 def _chain(w: ModuleWriter, num: int) -> Value:
     """Several operations; of eight, seven begin with a product or a convolution."""
     if w.rng.random() < 0.88:
-        is_short = num == 2 and w.rng.random() < 0.4  # products of two inputs, too
+        is_short = num == 2 and w.rng.random() < 0.6  # products of two inputs, too
         product = lone_product if is_short else w.rng.choice(_PRODUCTS)
         x = product(w) if w.rng.random() < 0.45 else convolution(w)
     else:
