@@ -28,7 +28,7 @@ FILE = "<problem>"
 """Name of the file of a problem's code."""
 MARK = "#@"
 KEPT = re.compile(r"\bself\.(\w+)(?![\w.(\[])")
-"""What may be a number that a module keeps."""
+"""An attribute of a module that may be a number."""
 
 
 def texts_of(problem: str, model: Any) -> dict[int, str]:
