@@ -35,7 +35,7 @@ def texts_of(problem: str, model: Any) -> dict[int, str]:
     """Texts of the simple statements of a problem, by the numbers of their lines; in Model the
     numbers that it keeps stand in place of their names: `x = x / 2.0`, `torch.sum(x, dim=1)`."""
     tree = ast.parse(problem)
-    (inside,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "Model")
+    *_, inside = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Model")
     found: dict[int, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr):
