@@ -95,7 +95,7 @@ class Traced:
     windows: Sequence[Window] = ()
     """Its convolutions and pools that are layers."""
     lines: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Texts of its statements by number, which the code has behind the values that they compute."""
+    """Its statements by number of line, which the code has behind the values that they compute."""
 
     @property
     def forward(self) -> ast.FunctionDef:
@@ -220,15 +220,11 @@ def _comment(kernel: ast.FunctionDef, text: str, lines: Mapping[int, str]) -> No
         match node:
             case ast.AnnAssign(target=ast.Name(id="LINE"), value=ast.Constant(value=int(template))):
                 kernel.body.remove(node)
-                continue
             case ast.Assign(targets=[ast.Name(id="acc")]):
-                number = template
+                node.type_comment = lines.get(template)
             case ast.Assign(value=value) if not is_call(value, "tl.load"):
-                found = re.search(r"#@(\d+)$", written[(node.end_lineno or 0) - 1])
-                number = int(found[1]) if found else 0
-            case _:
-                continue
-        node.type_comment = f"{number} {lines[number]}" if number in lines else None
+                number = re.search(r"#@(\d+)$", written[(node.end_lineno or 0) - 1])
+                node.type_comment = lines.get(int(number[1])) if number else None
 
 
 def _kernel(node: ast.FunctionDef, name: str) -> GeneratedKernel:

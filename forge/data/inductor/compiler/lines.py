@@ -32,8 +32,8 @@ KEPT = re.compile(r"\bself\.(\w+)(?![\w.(\[])")
 
 
 def texts_of(problem: str, model: Any) -> dict[int, str]:
-    """Texts of the simple statements of a problem, by the numbers of their lines; in Model the
-    numbers that it keeps stand in place of their names: `x = x / 2.0`, `torch.sum(x, dim=1)`."""
+    """Simple statements of a problem by the numbers of their lines, each behind the number of its
+    first; in Model the numbers that it keeps stand in place of their names: `12 x = x / 2.0`."""
     tree = ast.parse(problem)
     *_, inside = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Model")
     found: dict[int, str] = {}
@@ -43,6 +43,8 @@ def texts_of(problem: str, model: Any) -> dict[int, str]:
             text = ast.unparse(node) if "\n" in text else text
             if inside.lineno < node.lineno <= (inside.end_lineno or 0):
                 text = KEPT.sub(partial(_number, model), text)
+            _, _, before = found.get(node.lineno, "").partition(" ")  # of the same line
+            text = f"{node.lineno} {f'{before}; ' * bool(before)}{text}"
             found |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), text)
     return found
 
