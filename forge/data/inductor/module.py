@@ -387,9 +387,9 @@ class _Filled(ast.NodeTransformer):
         return self.values[int(node.id)] if node.id.isdecimal() else node
 
 
-LINE = " # type: "
-"""What `ast.unparse` writes before the comment of an assignment: number and text of a line of the
-problem."""
+COMMENT = " # type: "
+"""The mark that `ast.unparse` puts before the comment of an assignment, which is the number and the
+text of a line of the problem."""
 STRING = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|['"].*""", re.DOTALL)
 """A literal as its group; or one without an end, to the end of the text."""
 BROKEN = re.compile(
@@ -425,7 +425,7 @@ def _lines(node: ast.stmt) -> Iterator[str]:
     before, above = "", ("", "")
     for line in ast.unparse(node).split("\n"):
         if line or not before.endswith(":"):
-            line, _, comment = line.partition(LINE)
+            line, _, comment = line.partition(COMMENT)
             margin = line[: len(line) - len(line.lstrip())]
             if comment and above != (margin, comment):
                 yield f"{margin}# {comment.partition(' ')[2]}"
