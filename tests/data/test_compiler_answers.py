@@ -1,6 +1,7 @@
 """Problems are answered by the compiler: own kernels, sizes as expressions, right at two sizes."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,3 +196,29 @@ def test_a_problem_without_an_answer_has_a_reason(text: str):
 
     with pytest.raises(Unanswered):
         answer(text)
+
+
+NUMBERED = """
+class Block:
+    def forward(self, x):
+        return x / self.scale
+
+
+class Model:
+    def forward(self, x):
+        x = x / self.scale; x = x + 1  # twice
+        return self.block(
+            x.sum(dim=self.dim)
+        )
+"""
+
+
+def test_a_line_of_the_problem_has_the_numbers_that_its_model_keeps() -> None:
+    from forge.data.inductor.compiler.lines import texts_of
+
+    model = SimpleNamespace(scale=2.0, dim=(1, 2), block=None)
+    assert texts_of(NUMBERED, model) == {
+        4: "4 return x / self.scale",
+        9: "9 x = x / 2.0; x = x + 1",
+        **dict.fromkeys((10, 11, 12), "10 return self.block(x.sum(dim=(1, 2)))"),
+    }
