@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -217,7 +218,7 @@ def test_new_lines_are_followed_until_the_run_ends(paths, monkeypatch, level):
         with log.open("a") as file:
             file.write("2026-11-21 18:08:42,000 INFO forge.serve: again\n")
 
-    monkeypatch.setattr(logs.time, "sleep", write)
+    monkeypatch.setattr(logs, "time", SimpleNamespace(**{**vars(logs.time), "sleep": write}))
     wanted = parse_filter("serve-0", level, None)
     found = list(read_logs(paths, wanted, num_lines=1, is_followed=True))
     assert [line.rpartition(" ")[2] for line in found] == ["died", "again", "again"]
@@ -235,7 +236,7 @@ def test_a_log_that_appears_later_is_followed_and_a_deleted_one_is_skipped(
         (paths.logs(1) / "serve-0.log").unlink(missing_ok=True)
         (paths.logs(1) / "trainer.log").write_text("INFO trainer: cut off\n")
 
-    monkeypatch.setattr(logs.time, "sleep", begin)
+    monkeypatch.setattr(logs, "time", SimpleNamespace(**{**vars(logs.time), "sleep": begin}))
     wanted = parse_filter(None, level, None)
     found = list(read_logs(paths, wanted, num_lines=1, is_followed=True))
     assert [line.split()[0] for line in found] == ["serve-0", "trainer", "judge-0", "trainer"]
