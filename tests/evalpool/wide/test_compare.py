@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.channel.shm import Data, TensorSpec, decode, unwritten
 from forge.evalpool.judge.numbers import called
@@ -275,6 +276,19 @@ def test_the_first_difference_is_told_with_statistics_and_digits_that_tell_them_
     assert "100% are NaN" in words_of(right, b"\xff" * 800)
 
 
+class Sums(TorchDispatchMode):
+    """Notes how many flags torch adds at once, of each of which it makes an int64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "aten::sum" and args[0].dtype is torch.bool:
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("of_kind", [OnCard, in_bytes])
 def test_a_large_output_is_told_by_its_first_difference(
     of_kind: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch
@@ -283,5 +297,9 @@ def test_a_large_output_is_told_by_its_first_difference(
     right = torch.ones(8, 10)
     got = right.clone()
     got[4, 3:] = 2.0
-    found = mismatch(Wanted(values=of_kind(right), question=REAL), of_kind(got))
+    one = Wanted(values=of_kind(right), question=REAL)
+    assert one.scales
+    with Sums() as sums:
+        found = mismatch(one, of_kind(got))
     assert found == ("output[4, 3]: expected 1, got 2; 9% of elements differ", None)
+    assert max(sums.sizes, default=0) <= 16

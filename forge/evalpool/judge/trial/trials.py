@@ -45,15 +45,8 @@ from forge.evalpool.judge.trial.trial import (
 )
 from forge.evalpool.site_packages import with_advice
 from forge.records.problem import ReferenceModule
-from forge.records.reason import Reason
-from forge.records.verdict import (
-    MAX_PROGRAM_BYTES,
-    JudgeOptions,
-    OtherVerdict,
-    Profile,
-    Status,
-    Verdict,
-)
+from forge.records.reason import Reason, Status
+from forge.records.verdict import MAX_PROGRAM_BYTES, JudgeOptions, OtherVerdict, Profile, Verdict
 
 logger = logging.getLogger(__name__)
 

@@ -297,8 +297,9 @@ def mismatch(
     mask: Mask = np.asarray(part if right.xp is np else part.cpu().numpy())
     first = start + int(mask.argmax())
     pair = right.number(first), got.number(first)
-    if len(starts) > 1:  # a card's mask of gigabytes stays there
-        return describe(first, pair, differs.shape, int(flat.sum()), name=name), None
+    if len(starts) > 1:  # a card's mask of gigabytes stays there; torch adds its bits as int64
+        num = sum(int(flat[one : one + MAX_MASK].sum()) for one in starts)
+        return describe(first, pair, differs.shape, num, name=name), None
     mask = mask.reshape(differs.shape)
     expected, values = values_of(right, name=name), values_of(got, name=name)
     return words_of(expected, values, mask, pair=pair, name=name, operands=operands), mask
