@@ -144,9 +144,9 @@ def test_a_child_reports_a_failure_and_an_unanswered_question(judge, tmp_path):
     assert (found.body["type"], found.body["line"]) == ("Unsupported", 17)
 
 
-def test_a_long_program_travels_in_parts(judge):
+def test_a_long_program_arrives_whole(judge):
     ours, theirs = judge
-    data = bytes(range(256)) * (exchange.PART_BYTES // 128)
+    data = bytes(range(256)) * (2 * frames.MAX_BODY_BYTES // 256)
     sender = threading.Thread(target=exchange.send_program, args=(theirs, Kind.DONE, {}, data))
     sender.start()
     found = exchange.receive(ours, deadline=time.monotonic() + 20)
@@ -154,8 +154,9 @@ def test_a_long_program_travels_in_parts(judge):
     assert found.program == data
 
 
-def test_a_part_that_is_no_text_breaks_the_format(judge):
+@pytest.mark.parametrize("size", [0, exchange.MAX_PROGRAM_BYTES + 1, "8"])
+def test_a_program_of_no_length_within_the_bounds_breaks_the_format(judge, size):
     ours, theirs = judge
-    frames.send(theirs, Kind.DONE, {"part": "%%", "body": {}})
-    with pytest.raises(frames.FrameError):
+    frames.send(theirs, Kind.DONE, {"num_bytes": size, "body": {}})
+    with pytest.raises(frames.FrameError, match="no program of at most"):
         exchange.receive(ours, deadline=time.monotonic() + 5)

@@ -4,14 +4,13 @@
     judge ── CANDIDATE ─▶ child ── ASK (program until now) ─▶ judge ── ANSWER ─▶ child …
                                 └── DONE (program) | FAILED ─▶
 
-A frame holds 4 MB, a program up to 40: it travels in parts. Each question (values that the host
-reads) carries the program as far as it is known, so that the judge needs nothing else. Imports no
-torch.
+A program's bytes follow their frame, which says how many there are. Each question (values that the
+host reads) carries the program as far as it is known, so that the judge needs nothing else. Imports
+no torch.
 """
 
 from __future__ import annotations
 
-import base64
 import socket
 import sys
 import traceback
@@ -75,7 +74,6 @@ def current_line(file: str) -> int:
     return 0
 
 
-PART_BYTES = 2 << 20
 MAX_PROGRAM_BYTES = 64 << 20
 """More than the bounds of the format add up to; a longer program is refused unread."""
 
@@ -92,36 +90,21 @@ class Answer(NamedTuple):
 
 
 def send_program(sock: socket.socket, kind: Kind, body: dict[str, Any], data: bytes) -> None:
-    """Sends a program in as many frames as it takes; the body goes with the last one."""
-    starts = range(0, len(data), PART_BYTES)
-    for start in starts:
-        part = base64.b64encode(data[start : start + PART_BYTES]).decode()
-        is_last = start + PART_BYTES >= len(data)
-        frames.send(sock, kind, {"part": part, "body": body if is_last else None})
+    frames.send(sock, kind, {"num_bytes": len(data), "body": body}, tail=data)
 
 
 def receive(sock: socket.socket, *, deadline: frames.Deadline) -> Answer:
     """The next message of a capture child, complete before `deadline`. Raises FrameError also for a
     program that is too long, PeerGone and DeadlinePassed."""
-    data = bytearray()
     expected = (Kind.DONE, Kind.ASK, Kind.FAILED)
-    while True:
-        frame = frames.receive(sock, deadline=deadline, expected=expected)
-        if frame.kind is Kind.FAILED:
-            return Answer(frame.kind, frame.body)
-        expected = (frame.kind,)
-        part = frame.body.get("part")
-        if not isinstance(part, str) or not part:
-            raise frames.FrameError("a part of a program is no text")
-        try:
-            data += base64.b64decode(part, validate=True)
-        except ValueError as error:
-            raise frames.FrameError("a part of a program is not base64") from error
-        if len(data) > MAX_PROGRAM_BYTES:
-            raise frames.FrameError(f"a program of more than {MAX_PROGRAM_BYTES} bytes")
-        body = frame.body.get("body")
-        if isinstance(body, dict):
-            return Answer(frame.kind, cast("dict[str, Any]", body), bytes(data))
+    frame = frames.receive(sock, deadline=deadline, expected=expected)
+    if frame.kind is Kind.FAILED:
+        return Answer(frame.kind, frame.body)
+    size, body = frames.count(frame.body.get("num_bytes")), frame.body.get("body")
+    if not 0 < size <= MAX_PROGRAM_BYTES or not isinstance(body, dict):
+        raise frames.FrameError(f"no program of at most {MAX_PROGRAM_BYTES} bytes")
+    data = frames.read(sock, size, deadline=deadline)
+    return Answer(frame.kind, cast("dict[str, Any]", body), data)
 
 
 def answer(sock: socket.socket, value: Any) -> None:

@@ -109,9 +109,11 @@ def send(
     body: dict[str, Any],
     *,
     fds: tuple[int, ...] = (),
+    tail: bytes = b"",
     timeout_s: float = 10.0,
 ) -> None:
-    """Raises DeadlinePassed or PeerGone."""
+    """Sends a frame; `tail` follows it, and the peer reads it by itself (`read`). Raises
+    DeadlinePassed or PeerGone."""
     data = json.dumps(body, separators=(",", ":")).encode()
     header = HEADER.pack(MAGIC, kind, len(data))
     sock.settimeout(timeout_s)
@@ -121,7 +123,7 @@ def send(
             sock.sendmsg([header], rights)
             sock.sendall(data)
         else:  # a child may not call sendmsg at every level
-            sock.sendall(header + data)
+            sock.sendall(header + data + tail)
     except TimeoutError as error:
         raise DeadlinePassed(f"not read within {timeout_s:g} s") from error
     except OSError as error:
@@ -142,10 +144,10 @@ def receive(
     fds: list[int] = []
     kept = fds if takes_fds else None
     try:
-        magic, kind, length = HEADER.unpack(_read(sock, HEADER.size, deadline=deadline, fds=kept))
+        magic, kind, length = HEADER.unpack(read(sock, HEADER.size, deadline=deadline, fds=kept))
         if magic != MAGIC or length > MAX_BODY_BYTES:
             raise FrameError(f"bad header: magic {magic!r}, length {length}")
-        body = _parse(_read(sock, length, deadline=deadline, fds=kept))
+        body = _parse(read(sock, length, deadline=deadline, fds=kept))
         if kind not in [int(one) for one in expected]:
             raise FrameError(f"frame kind {kind} where {[one.name for one in expected]} may come")
         return Frame(kind=Kind(kind), body=body, fds=tuple(fds))
@@ -165,8 +167,11 @@ def _parse(data: bytes) -> dict[str, Any]:
     return body
 
 
-def _read(sock: socket.socket, size: int, *, deadline: Deadline, fds: list[int] | None) -> bytes:
-    """Exactly `size` bytes; descriptors are appended to `fds`, or dropped by the kernel."""
+def read(
+    sock: socket.socket, size: int, *, deadline: Deadline, fds: list[int] | None = None
+) -> bytes:
+    """Exactly `size` bytes; descriptors are appended to `fds`, or dropped by the kernel. Raises
+    PeerGone or DeadlinePassed."""
     parts = bytearray()
     while len(parts) < size:
         left_s = deadline() if callable(deadline) else deadline - monotonic()
