@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from triton import knobs
@@ -54,18 +54,6 @@ from forge.evalpool.judge.program.format import (
 _TARGET = re.compile(r"(cuda):(\d{2,3}):(\d+)|(hip):(gfx[0-9a-f]{3,4}):(\d+)")
 PTX_VERSION = 86
 """For the allocation of shared memory alone: it asks no ptxas."""
-BOUNDS = {
-    "num_warps": (1, 2, 4, 8, 16, 32),
-    "num_stages": range(17),
-    "maxnreg": (None, *range(16, 257)),
-    "default_dot_input_precision": ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"),
-    "max_num_imprecise_acc_default": (None, *range(0, 1 << 12), 1 << 30),
-    "waves_per_eu": range(33),
-    "matrix_instr_nonkdim": (0, 4, 16, 32),
-    "kpack": (1, 2),
-    "enable_fp_fusion": (False, True),
-}
-"""The values that each option may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +74,6 @@ def open_target(name: str) -> Target:
     kind, arch, warp_size = (one for one in found.groups() if one is not None)
     gpu = GPUTarget(kind, int(arch) if kind == "cuda" else arch, int(warp_size))
     return Target(name=name, gpu=gpu, backend=make_backend(gpu))
-
-
-def parse_options(target: Target, options: Options) -> Any:
-    """Returns the backend's options: ours, and its own defaults for all else. Raises Refused where
-    a value is not one that the option may have.
-
-    Never from the program: further arguments of ptxas, files that replace a stage, libraries,
-    debugging and instrumentation.
-    """
-    given: dict[str, Any] = {"debug": False, "sanitize_overflow": False}
-    for name, allowed in BOUNDS.items():
-        value = given[name] = getattr(options, name)
-        if not any(type(one) is type(value) and one == value for one in allowed):
-            raise Refused("", f"option {name} is {value!r}")
-    return target.backend.parse_options(given)
 
 
 class CompileFailed(Exception):
@@ -128,8 +101,13 @@ def shared_bytes(module: Any, kernel: Kernel, target: Target) -> int:
 def _staged(
     module: Any, kernel: Kernel, target: Target, *, until: str
 ) -> tuple[Any, dict[str, Any]]:
-    """Product of the compiler's stages up to one of them, with the facts that they found."""
-    options = parse_options(target, kernel.options)
+    """Product of the compiler's stages up to one of them, with the facts that they found.
+
+    Options are those of a program, whose format has their bounds, and the backend's own defaults
+    for all else: never further arguments of ptxas, files that replace a stage, libraries.
+    """
+    given = {"debug": False, "sanitize_overflow": False, **asdict(kernel.options)}
+    options = target.backend.parse_options(given)
     knobs.compilation.disable_line_info = True
     stages: dict[str, Any] = {}
     target.backend.add_stages(stages, options, Language.TRITON)
@@ -147,7 +125,7 @@ def _staged(
 
 def lower(module: Any, kernel: Kernel, target: Target, *, key: str) -> Binary:
     """Compiles a checked module. TTIR passes run again, whatever the text says it went through.
-    Raises Refused for an option out of bounds, CompileFailed where a stage refuses the kernel."""
+    Raises CompileFailed where a stage refuses the kernel."""
     code, facts = _staged(module, kernel, target, until="")
     num_registers, stack_bytes = usage_of(code) if target.gpu.backend == "cuda" else (0, 0)
     return Binary(
