@@ -26,8 +26,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -188,6 +187,10 @@ RESERVED = ("llvm", "nvvm", "rocdl", "__nv", "__oc", "__triton", "__cuda", "amdg
 """First letters of symbols that a library or the compiler defines."""
 
 
+TEXT_NAME = "kernel.ttir"
+"""End of the name of a text's file, which MLIR's messages have."""
+
+
 class ParseFailed(Exception):
     """MLIR does not take the text; its words are on the descriptor of standard error."""
 
@@ -213,32 +216,15 @@ def parse(text: str, target: Target) -> Any:
     context = ir.context()
     ir.load_dialects(context)
     target.backend.load_dialects(context)
-    with _folder() as folder:
-        path = f"{folder}/kernel.ttir"  # MLIR names it in its messages and locations
-        with open(path, "w") as file:
-            file.write(text)
+    with tempfile.NamedTemporaryFile("w", suffix=TEXT_NAME) as file:
+        file.write(text)
+        file.flush()
         try:
-            module = ir.parse_mlir_module(path, context)
+            module = ir.parse_mlir_module(file.name, context)
         except RuntimeError as error:
             raise ParseFailed(str(error)) from error
-        finally:
-            os.unlink(path)
     module.context = context
     return module
-
-
-@contextmanager
-def _folder() -> Iterator[str]:
-    """A folder for one file: a new one, or the child's own scratch where Landlock forbids more."""
-    try:
-        made = tempfile.mkdtemp()
-    except PermissionError:
-        yield tempfile.gettempdir()
-        return
-    try:
-        yield made
-    finally:
-        os.rmdir(made)
 
 
 def check_module(module: Any, *, name: str, parameters: tuple[Parameter, ...]) -> None:
@@ -383,7 +369,7 @@ def _forms(type: str) -> list[list[str]]:
 
 IDLE_S = 600.0
 MAX_MESSAGE_CHARACTERS = 2000
-_DIAGNOSTIC = re.compile(r'kernel\.ttir"?:(\d+):(\d+)\)?: (?:error: )?(.+)')
+_DIAGNOSTIC = re.compile(rf'{re.escape(TEXT_NAME)}"?:(\d+):(\d+)\)?: (?:error: )?(.+)')
 _ASSEMBLER = re.compile(r"^ptxas.*?error\s*: (.+)", re.MULTILINE)
 
 WARM_TEXT = """module {
