@@ -16,12 +16,11 @@ from forge.evalpool.judge.compiler.binary import (
     Binary,
     Failure,
     FailureKind,
-    InvalidBinary,
     over_limits,
     parse_binary,
 )
 from forge.evalpool.judge.compiler.compile import Cache, Compiler, key_of
-from forge.evalpool.judge.program.format import Options
+from forge.evalpool.judge.program.format import InvalidProgram, Options
 from tests.evalpool.benches import Bench
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation
 
@@ -146,7 +145,7 @@ def test_a_child_that_ends_is_its_kernels_failure(
 def test_a_header_is_not_believed(binary: Binary, name: str, value: object) -> None:
     header = json.loads(json.dumps(binary.header()))
     assert parse_binary(header, binary.code) == binary
-    with pytest.raises(InvalidBinary, match=name):
+    with pytest.raises(InvalidProgram, match=name):
         parse_binary(header | {name: value}, binary.code)
 
 

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from forge.evalpool.judge.program.format import InvalidProgram
 from forge.evalpool.judge.program.wire import flag, integer, many, record, refuse, text, whole
 
 Header: TypeAlias = Mapping[str, Any]
@@ -102,10 +101,6 @@ class Binary:
         return found
 
 
-class InvalidBinary(Exception):
-    """A compiler child or a cache file holds no binary. The message names the field."""
-
-
 def _code(code: bytes) -> bytes:
     if len(code) > MAX_CODE_BYTES:
         refuse(f"{len(code)} bytes of at most {MAX_CODE_BYTES}")
@@ -137,11 +132,9 @@ BINARY = record(
 
 
 def parse_binary(header: Header, code: bytes) -> Binary:
-    """A binary of fields that somebody else wrote. Raises InvalidBinary."""
-    try:
-        return whole(BINARY, {**header, "code": code})
-    except InvalidProgram as error:
-        raise InvalidBinary(str(error)) from error
+    """A binary of fields that a compiler child or a cache file holds. Raises InvalidProgram, whose
+    message names the field."""
+    return whole(BINARY, {**header, "code": code})
 
 
 SHARED_BYTES = {

@@ -43,13 +43,12 @@ from forge.evalpool.judge.compiler.binary import (
     Binary,
     Failure,
     FailureKind,
-    InvalidBinary,
     over_limit,
     over_limits,
     parse_binary,
 )
 from forge.evalpool.judge.compiler.text import Refused, check_text, may_exceed, source_line
-from forge.evalpool.judge.program.format import Kernel
+from forge.evalpool.judge.program.format import InvalidProgram, Kernel
 from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit
 
@@ -252,7 +251,7 @@ class Compiler:
             message = f"not compiled within {self._deadline_s:g} s"
         except frames.PeerGone:
             has_hung_up = True
-        except (frames.FrameError, InvalidBinary) as error:
+        except (frames.FrameError, InvalidProgram) as error:
             message = f"the compiler's output is unusable: {error}"
         finally:
             if not has_hung_up:
@@ -266,31 +265,31 @@ class Compiler:
 
 
 def _shared(body: dict[str, Any], _room: bytes, _job: Job) -> int:
-    """Bytes of shared memory in a child's answer, checked. Raises InvalidBinary."""
+    """Bytes of shared memory in a child's answer, checked. Raises InvalidProgram."""
     size = body.get("shared_bytes")
     if type(size) is not int or size < 0:
-        raise InvalidBinary("no bytes of shared memory")
+        raise InvalidProgram("no bytes of shared memory")
     return size
 
 
 def _binary(body: dict[str, Any], room: bytes, job: Job) -> Binary | Failure:
-    """The child's answer, checked. Raises InvalidBinary."""
+    """The child's answer, checked. Raises InvalidProgram."""
     size, header = body.get("code_bytes"), body.get("header")
     if type(size) is not int or not 0 <= size <= len(room) or not isinstance(header, dict):
-        raise InvalidBinary("no header, or no size")
+        raise InvalidProgram("no header, or no size")
     binary = parse_binary(cast("dict[str, Any]", header), room[:size])
     if (binary.key, binary.target, binary.name) != (job.key, job.target, job.kernel.name):
-        raise InvalidBinary(f"{binary.name} for {binary.target}, expected {job.kernel.name}")
+        raise InvalidProgram(f"{binary.name} for {binary.target}, expected {job.kernel.name}")
     message = over_limits(binary)
     return Failure(kind=FailureKind.OUT_OF_RESOURCES, message=message) if message else binary
 
 
 def _failure(body: dict[str, Any]) -> Failure:
-    """A child's failure. Raises InvalidBinary."""
+    """A child's failure. Raises InvalidProgram."""
     try:
         kind = FailureKind(str(body.get("kind")))
     except ValueError as error:
-        raise InvalidBinary(f"failure {str(body)[:80]}") from error
+        raise InvalidProgram(f"failure {str(body)[:80]}") from error
     line = body.get("text_line")
     return Failure(
         kind=FailureKind.REFUSED if kind is FailureKind.REFUSED else FailureKind.COMPILE_ERROR,
@@ -355,7 +354,7 @@ class Cache:
             os.utime(path)
         except FileNotFoundError:
             return None
-        except (OSError, InvalidBinary) as error:
+        except (OSError, InvalidProgram) as error:
             logger.warning("the kernel cache's file %s is unusable: %s", path, error)
             return None
         return binary if binary.key == key else None
@@ -415,15 +414,15 @@ def _is_own(folder: Path) -> bool:
 
 
 def _unpack(data: bytes) -> Binary:
-    """Raises InvalidBinary."""
+    """Raises InvalidProgram."""
     body = memoryview(data)[_DIGEST_BYTES:]
     if len(body) < _LENGTH.size or hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
-        raise InvalidBinary("its hash is not that of its content")
+        raise InvalidProgram("its hash is not that of its content")
     (length,) = _LENGTH.unpack_from(body)
     try:
         header = json.loads(bytes(body[_LENGTH.size : _LENGTH.size + length]))
     except ValueError as error:
-        raise InvalidBinary("its header is no JSON") from error
+        raise InvalidProgram("its header is no JSON") from error
     return parse_binary(header, bytes(body[_LENGTH.size + length :]))
 
 

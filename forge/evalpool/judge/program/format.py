@@ -243,7 +243,8 @@ class Program:
 
 
 class InvalidProgram(Exception):
-    """The bytes are not a program within its bounds. The message says where."""
+    """The bytes are not a program, or a kernel's binary, within its bounds. The message says
+    where."""
 
 
 # --- types of kernel parameters, in the notation of Triton's signatures, and what fits them
