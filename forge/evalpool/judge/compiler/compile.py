@@ -26,12 +26,11 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
@@ -58,22 +57,23 @@ DEADLINE_S = 60.0
 """For one kernel: the slowest honest one seen takes 9 s on a busy core."""
 BUDGET_S = 180.0
 """For all kernels of one call: 500 configurations of a small kernel on 16 cores take 10 s."""
-T = TypeVar("T")
+Result: TypeAlias = "Binary | Failure | None"
+"""Result of a job; None for tiles that fit."""
 MAX_KNOWN = 10_000
 MAX_MESSAGE_CHARACTERS = 2000
 _PAGE = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """A kernel to be compiled, or whose bytes of shared memory are asked for."""
 
     kernel: Kernel
     target: str
     key: str
-    is_rewritten: bool = False
+    is_rewritten: bool
     """True for a text of the judge's own, which need not be as MLIR prints it."""
-    needs_shared_alone: bool = False
+    needs_shared_alone: bool
 
 
 class Compiler:
@@ -87,10 +87,8 @@ class Compiler:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="compile")
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._known: dict[str, Future[Binary | Failure]] = {}
-        """Work that goes on, and kernels that failed, by key."""
-        self._shared: dict[str, int] = {}
-        """Bytes of shared memory of kernels whose tiles are large, by key."""
+        self._known: dict[str, Future[Any]] = {}
+        """Work that goes on, kernels that failed, and those whose tiles fit, by key."""
 
     def close(self) -> None:
         """Waits for children that compile, and ends the threads."""
@@ -117,7 +115,7 @@ class Compiler:
             One result for each kernel, in order.
         """
         end = time.monotonic() + budget_s
-        futures = [self._submit(self._job(one, target, is_rewritten)) for one in kernels]
+        futures = [self._submit(one, target, is_rewritten=is_rewritten) for one in kernels]
         results: list[Binary | Failure] = []
         for future, kernel in zip(futures, kernels, strict=True):
             try:
@@ -135,7 +133,7 @@ class Compiler:
     def begin(self, kernels: Sequence[Kernel], target: str, *, is_rewritten: bool = False) -> None:
         """Begins to compile kernels that may be asked for soon."""
         for kernel in kernels:
-            self._submit(self._job(kernel, target, is_rewritten))
+            self._submit(kernel, target, is_rewritten=is_rewritten)
 
     def too_large(self, kernels: Sequence[Kernel], target: str) -> list[Failure | None]:
         """Finds the kernels whose tiles need more shared memory than the target has.
@@ -143,49 +141,41 @@ class Compiler:
         limit = SHARED_BYTES.get(target.rpartition(":")[0])
         if limit is None:
             return [None] * len(kernels)
-        jobs = [
-            replace(self._job(one, target, False), needs_shared_alone=True)
-            if may_exceed(one, limit) and one.ttir.isascii()
-            else None
+        asked = [
+            self._submit(one, target, needs_shared_alone=True) if may_exceed(one, limit) else None
             for one in kernels
         ]
-        fresh = {job.key: job for job in jobs if job and job.key not in self._shared}
-        made = self._pool.map(partial(self._in_child, read=_shared), fresh.values())
-        for key, found in zip(fresh, made, strict=True):
-            if len(self._shared) >= MAX_KNOWN:
-                self._shared.clear()
-            # One that Triton refuses may be right: the binary's compilation says so, if asked for.
-            self._shared[key] = found if isinstance(found, int) else 0
-        sizes = [self._shared.get(job.key, 0) if job else 0 for job in jobs]
-        return [
-            Failure(
-                kind=FailureKind.OUT_OF_RESOURCES, message=over_limit("shared memory", size, limit)
-            )
-            if size > limit
-            else None
-            for size in sizes
-        ]
+        found = [None if one is None else one.result() for one in asked]
+        # One that Triton refuses may be right: the binary's compilation says so, if asked for.
+        kind = FailureKind.OUT_OF_RESOURCES
+        return [one if isinstance(one, Failure) and one.kind is kind else None for one in found]
 
-    def _job(self, kernel: Kernel, target: str, is_rewritten: bool) -> Job:
-        version = self._spawner.versions.get("triton", "") + ", rewritten" * is_rewritten
+    def _submit(
+        self,
+        kernel: Kernel,
+        target: str,
+        *,
+        is_rewritten: bool = False,
+        needs_shared_alone: bool = False,
+    ) -> Future[Any]:
+        """The result of a job, which begins unless it is known."""
+        version = self._spawner.versions.get("triton", "")
+        version += ", rewritten" * is_rewritten + ", shared" * needs_shared_alone
         key = key_of(kernel, target=target, version=version)
-        return Job(kernel=kernel, target=target, key=key, is_rewritten=is_rewritten)
-
-    def _submit(self, job: Job) -> Future[Binary | Failure]:
+        job = Job(kernel, target, key, is_rewritten, needs_shared_alone)
         with self._lock:
             if job.key in self._known:
                 return self._known[job.key]
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
-            future: Future[Binary | Failure] = Future()
-            self._known[job.key] = future
+            future = self._known[job.key] = Future[Any]()
         if (kept := self._cache.get(job.key)) is not None:
             self._settle(job, future, kept)
         else:
             self._pool.submit(self._work, job, future)
         return future
 
-    def _work(self, job: Job, future: Future[Binary | Failure]) -> None:
+    def _work(self, job: Job, future: Future[Any]) -> None:
         try:
             self._settle(job, future, self._make(job))
         except BaseException as error:
@@ -193,34 +183,29 @@ class Compiler:
             future.set_exception(error)
             raise
 
-    def _settle(self, job: Job, future: Future[Binary | Failure], result: Binary | Failure) -> None:
+    def _settle(self, job: Job, future: Future[Any], result: Result) -> None:
         """Binaries are in the cache, and a fault of the judge's is nobody's to keep."""
-        if isinstance(result, Binary) or result.kind is FailureKind.INFRA:
+        is_fault = isinstance(result, Failure) and result.kind is FailureKind.INFRA
+        if isinstance(result, Binary) or is_fault:
             self._known.pop(job.key, None)
         future.set_result(result)
 
-    def _make(self, job: Job) -> Binary | Failure:
+    def _make(self, job: Job) -> Result:
         try:
             check_text(job.kernel.ttir)
         except Refused as error:
             where = {"text_line": error.text_line, "operation": error.operation}
             return _failure({"kind": "refused", "message": str(error), **where})
-        result = self._in_child(job, _binary)
+        try:
+            child = self._spawner.spawn(role="compiler")
+            result = self._ask(child, job)
+        except (ZygoteGone, proof.WeakSandbox) as error:
+            return Failure(kind=FailureKind.INFRA, message=str(error))
         if isinstance(result, Binary):
             self._cache.put(result)
         return result
 
-    def _in_child(self, job: Job, read: Callable[..., T | Failure]) -> T | Failure:
-        """Result that `read` makes of a child's answer. A zygote that dies meanwhile is infra."""
-        try:
-            child = self._spawner.spawn(role="compiler")
-            return self._ask(child, job, read)
-        except (ZygoteGone, proof.WeakSandbox) as error:
-            return Failure(kind=FailureKind.INFRA, message=str(error))
-
-    def _ask(
-        self, child: SandboxedChild, job: Job, read: Callable[..., T | Failure]
-    ) -> T | Failure:
+    def _ask(self, child: SandboxedChild, job: Job) -> Result:
         text = job.kernel.ttir.encode("ascii")
         code_at = -(-len(text) // _PAGE) * _PAGE
         request = {
@@ -246,7 +231,9 @@ class Compiler:
                 )
                 if answer.kind is Kind.FAILED:
                     return _failure(answer.body)
-                return read(answer.body, memory[code_at:], job)
+                if job.needs_shared_alone:
+                    return _excess(answer.body, job)
+                return _binary(answer.body, memory[code_at:], job)
         except frames.DeadlinePassed:
             message = f"not compiled within {self._deadline_s:g} s"
         except frames.PeerGone:
@@ -264,12 +251,16 @@ class Compiler:
         return Failure(kind=FailureKind.COMPILE_ERROR, message=message)
 
 
-def _shared(body: dict[str, Any], _room: bytes, _job: Job) -> int:
-    """Bytes of shared memory in a child's answer, checked. Raises InvalidProgram."""
-    size = body.get("shared_bytes")
+def _excess(body: dict[str, Any], job: Job) -> Failure | None:
+    """The failure of tiles that need more shared memory than there is, by a child's answer. Raises
+    InvalidProgram."""
+    size, limit = body.get("shared_bytes"), SHARED_BYTES[job.target.rpartition(":")[0]]
     if type(size) is not int or size < 0:
         raise InvalidProgram("no bytes of shared memory")
-    return size
+    if size <= limit:
+        return None
+    message = over_limit("shared memory", size, limit)
+    return Failure(kind=FailureKind.OUT_OF_RESOURCES, message=message)
 
 
 def _binary(body: dict[str, Any], room: bytes, job: Job) -> Binary | Failure:
