@@ -9,7 +9,7 @@ from typing import Any
 
 from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
 from forge.evalpool.judge.program.ops import schemas
-from forge.evalpool.judge.program.policy import ProblemFacts, judge_policy, kinds_of
+from forge.evalpool.judge.program.policy import ProblemFacts, facts_of, judge_policy
 from forge.evalpool.judge.program.walk import explain
 from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, dumps, loads
 
@@ -143,7 +143,9 @@ def _judged(program: Program) -> str:
     assert loads(dumps(program)) == program
     assert_inside(program)
     explain(program)
-    facts = ProblemFacts(num_bytes=4096, kinds=kinds_of(program), needed_inputs=frozenset({0}))
+    facts = ProblemFacts(
+        num_bytes=4096, kinds=facts_of(program).kinds, needed_inputs=frozenset({0})
+    )
     found = [judge_policy(program, facts, policy) for policy in ("own", "hybrid")]
     refusal = found[0] or found[1]
     return refusal.rule if refusal else "judged"

@@ -21,8 +21,8 @@ from forge.evalpool.judge.program.policy import (
     ProblemFacts,
     Refusal,
     Rule,
+    facts_of,
     judge_policy,
-    kinds_of,
 )
 from tests.evalpool.program.programs import build, dense, launch, op, pointers
 
@@ -340,9 +340,9 @@ def test_kinds_of_a_reference() -> None:
         into("aten._to_copy.default", X, to=LIKE_X),
         init=[into("aten.mm.default", W, W, to=PACKED)],
     )
-    assert kinds_of(made) == {Kind.COPY, Kind.CAST}
+    assert facts_of(made).kinds == {Kind.COPY, Kind.CAST}
     unknown = program(into("aten.made_up.default", X, to=Y))
-    assert kinds_of(unknown) == {Kind.HEAVY}
+    assert facts_of(unknown).kinds == {Kind.HEAVY}
 
 
 # --- init

@@ -102,16 +102,7 @@ class ProblemFacts:
     laid_out: frozenset[int] = frozenset()
     """Positions of outputs whose elements the reference leaves one behind the other in memory."""
     kinds: frozenset[Kind] = frozenset({Kind.HEAVY})
-    """Kinds of the reference's own operations, by `kinds_of` its captured program."""
-
-
-def kinds_of(program: form.Program) -> frozenset[Kind]:
-    """Kinds of the operations of `forward`, for the facts of a reference."""
-    return frozenset(
-        kind_of(program, placed.node)
-        for placed in walk.places(program)
-        if placed.section == form.Section.FORWARD and isinstance(placed.node, form.Op)
-    )
+    """Kinds of the reference's own operations."""
 
 
 # --- judgement

@@ -28,7 +28,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE, KeptChildren, Spawner
 from forge.evalpool.judge.program import ops, wire
 from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin, Program
-from forge.evalpool.judge.program.policy import ProblemFacts, facts_of, kinds_of
+from forge.evalpool.judge.program.policy import ProblemFacts, facts_of
 from forge.evalpool.judge.program.questions import Question, excess, unanswerable
 from forge.evalpool.judge.program.walk import variants
 from forge.evalpool.judge.trial.host_code import host_code
@@ -313,10 +313,9 @@ class Facts:
 
 def known_facts(reference: Program, *, io_bytes: int) -> ProblemFacts:
     """Facts of a reference's program; few where it has operations outside the table."""
-    nodes = next(variants(reference))
+    facts, nodes = facts_of(reference), next(variants(reference))
     if any(isinstance(placed.node, Op) and ops.misuse(placed.node) for placed in nodes):
-        return ProblemFacts(num_bytes=io_bytes, kinds=kinds_of(reference))
-    facts = facts_of(reference)
+        return ProblemFacts(num_bytes=io_bytes, kinds=facts.kinds)
     empty = {
         one.index for one in reference.storages if one.origin is Origin.INPUT and one.num_bytes == 0
     }
