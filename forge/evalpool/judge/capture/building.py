@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from forge.evalpool.judge.program import format as form
-from forge.evalpool.judge.program.walk import tensor_bytes, used_tensors
-
-OVERWRITES = ("aten.copy_.default", "aten.zero_.default", "aten.fill_", "aten.uniform_.default")
-"""First letters of operations that write each element of their result without reading it."""
+from forge.evalpool.judge.program.dataflow import effects, storages
+from forge.evalpool.judge.program.walk import used_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +68,8 @@ def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
             return value
 
 
-def storages_of(node: form.Node, parts: Parts) -> set[int]:
-    return {parts.tensors[number].storage for number in used_tensors(node)}
+def storages_of(node: form.Node, parts: Parts) -> frozenset[int]:
+    return storages(parts, used_tensors(node))
 
 
 def _numbers() -> defaultdict[int, int]:
@@ -127,30 +125,11 @@ def pruned(
         live |= storages_of(node, parts)
     kept: list[form.Node] = []
     for node in reversed(init):
-        touched = storages_of(node, parts)
-        if not isinstance(node, form.Value) and not touched & live:
-            continue
-        kept.append(node)
-        live -= _overwritten(node, parts)
-        live |= _sources(node, parts)
+        if isinstance(node, form.Value) or storages_of(node, parts) & live:
+            kept.append(node)
+            found = effects(parts, node, {})
+            live = (live - found.replaces) | found.reads
     return kept[::-1]
-
-
-def _overwritten(node: form.Node, parts: Parts) -> set[int]:
-    """The storage of which an operation writes every byte and reads none."""
-    if not isinstance(node, form.Op) or not node.name.startswith(OVERWRITES):
-        return set()
-    one = parts.tensors[node.results[0]]
-    storage = parts.storages[one.storage]
-    return {one.storage} if tensor_bytes(one) == storage.num_bytes else set()
-
-
-def _sources(node: form.Node, parts: Parts) -> set[int]:
-    """The storages that a node may read."""
-    if not _overwritten(node, parts):
-        return storages_of(node, parts)
-    assert isinstance(node, form.Op)
-    return storages_of(replace(node, arguments=node.arguments[1:], results=()), parts)
 
 
 def hoisted(parts: Parts, *, first: Sequence[form.Node], needed: Iterable[int]) -> list[form.Node]:

@@ -38,7 +38,7 @@ from forge.evalpool.judge.capture.stage import Stage, Tuning
 from forge.evalpool.judge.channel.nesting import Keywords, nesting_of, spread
 from forge.evalpool.judge.channel.words import needs_card
 from forge.evalpool.judge.program import limits
-from forge.evalpool.judge.program.dataflow import written_in_place
+from forge.evalpool.judge.program.dataflow import effects
 from forge.evalpool.judge.program.format import (
     Choice,
     Node,
@@ -647,8 +647,7 @@ def without_initialising(nodes: Iterable[Node], parts: Parts, own: set[int]) -> 
     kept: list[Node] = []
     for node in nodes:
         touched = storages_of(node, parts)
-        updated, overwritten = written_in_place(node) if isinstance(node, Op) else ((), ())
-        written = {parts.tensors[number].storage for number in (*updated, *overwritten)}
+        written = effects(parts, node, {}).writes if isinstance(node, Op) else frozenset[int]()
         is_alone = not (touched - written) & derived or _is_whole_copy(node, parts, own)
         if written and written <= own and is_alone:
             continue
@@ -705,15 +704,9 @@ def drawn_storages(nodes: Iterable[Node], parts: Parts) -> set[int]:
     found: set[int] = set()
     for node in nodes:
         touched = storages_of(node, parts)
-        if isinstance(node, Op):
-            written = {parts.tensors[number].storage for number in node.results}
-            for numbers in written_in_place(node):
-                written |= {parts.tensors[number].storage for number in numbers}
-            kind = KINDS.get(packet(node.name))
-        else:
-            written, kind = touched, None
+        kind = KINDS.get(packet(node.name)) if isinstance(node, Op) else None
         if kind is Kind.RANDOM or (touched & found and kind is not Kind.FILL):
-            found |= written
+            found |= effects(parts, node, {}).writes
     return found
 
 

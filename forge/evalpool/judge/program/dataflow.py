@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import Flag
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.limits import MAX_INPUTS, MAX_NODES
@@ -72,26 +72,37 @@ class Effects:
     """The storages among `writes` whose whole content is new."""
 
 
-def effects(program: form.Program, node: form.Node, accesses: Accesses) -> Effects:
-    """Storages that a launch, an operation or a value reads and writes. A choice has no effects of
-    its own. An operation outside the table, which only references have, writes to its results
-    alone."""
+class Tables(Protocol):
+    """Storages and tensors: a program's, or those of one that is being recorded."""
+
+    @property
+    def storages(self) -> Sequence[form.Storage]: ...
+    @property
+    def tensors(self) -> Sequence[form.Tensor]: ...
+
+
+def effects(program: Tables, node: form.Node, accesses: Accesses) -> Effects:
+    """Storages that a node reads and writes; a choice those of its alternatives together. An
+    operation outside the table, which only references have, writes to its results alone."""
     match node:
         case form.Launch():
             return _launch_effects(program, node, accesses)
         case form.Op():
             return _op_effects(program, node)
         case form.Choice():
-            return Effects(frozenset(), frozenset())
+            nodes = (one for each in node.alternatives for one in each.nodes)
+            found = [effects(program, one, accesses) for one in nodes]
+            reads, writes = (one.reads for one in found), (one.writes for one in found)
+            return Effects(frozenset[int]().union(*reads), frozenset[int]().union(*writes))
         case _:
             return Effects(storages(program, [node.tensor]), frozenset())
 
 
-def storages(program: form.Program, tensors: Iterable[int]) -> frozenset[int]:
+def storages(program: Tables, tensors: Iterable[int]) -> frozenset[int]:
     return frozenset(program.tensors[tensor].storage for tensor in tensors)
 
 
-def _launch_effects(program: form.Program, launch: form.Launch, accesses: Accesses) -> Effects:
+def _launch_effects(program: Tables, launch: form.Launch, accesses: Accesses) -> Effects:
     known = accesses.get(launch.kernel) or [Access.BOTH] * len(launch.arguments)
     passed = [
         (argument.tensor, access)
@@ -104,7 +115,7 @@ def _launch_effects(program: form.Program, launch: form.Launch, accesses: Access
     )
 
 
-def _op_effects(program: form.Program, op: form.Op) -> Effects:
+def _op_effects(program: Tables, op: form.Op) -> Effects:
     updated, overwritten = written_in_place(op)
     overwritten |= set(op.results) - updated
     name = packet(op.name)
@@ -133,7 +144,7 @@ def written_in_place(op: form.Op) -> tuple[set[int], set[int]]:
     return updated, overwritten
 
 
-def covers_storage(program: form.Program, tensor: int) -> bool:
+def covers_storage(program: Tables, tensor: int) -> bool:
     """True if a tensor is its whole storage, each element once."""
     view = program.tensors[tensor]
     step = 1

@@ -76,19 +76,11 @@ def _needed(prefix: form.Program) -> list[int]:
     kept: list[int] = []
     for at in reversed(range(len(prefix.forward))):
         node = prefix.forward[at]
-        touched = _touched(prefix, node)
-        if isinstance(node, form.Value) or touched & live:
+        found = effects(prefix, node, {})
+        if isinstance(node, form.Value) or (found.reads | found.writes) & live:
             kept.append(at)
-            live |= touched
+            live |= found.reads | found.writes
     return kept[::-1]
-
-
-def _touched(program: form.Program, node: form.Node) -> frozenset[int]:
-    if isinstance(node, form.Choice):
-        inner = (_touched(program, one) for each in node.alternatives for one in each.nodes)
-        return frozenset[int]().union(*inner)
-    found = effects(program, node, {})
-    return found.reads | found.writes
 
 
 _Form = tuple[Any, list[int]]
