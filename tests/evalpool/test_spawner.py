@@ -8,7 +8,6 @@ import resource
 import signal
 import socket
 import tempfile
-import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,10 +26,10 @@ from forge.evalpool.judge.children.spawner import (
     Spawner,
     UnusableInstallation,
     ZygoteGone,
-    _failure,
+    _greeting,
 )
 from forge.evalpool.judge.children.zygote import reporting_refusals
-from forge.evalpool.judge.sandbox import enter, processes
+from forge.evalpool.judge.sandbox import enter, processes, proof
 from forge.evalpool.judge.sandbox.enter import LimitTooLow
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
@@ -101,10 +100,12 @@ def test_a_failed_step_is_told_as_a_refusal_or_as_a_limit(
 ) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        proof.ask_for_credentials(ours)
         with pytest.raises(type(error)), reporting_refusals(theirs):
             raise error
-        frame = frames.receive(ours, deadline=time.monotonic() + 5, expected=(frames.Kind.FAILED,))
-    assert type(_failure(frame)) is kind
+        with pytest.raises(kind) as caught:
+            _greeting(ours, frames.Kind.READY, timeout_s=5)
+    assert caught.type is kind
 
 
 def test_a_limit_that_cannot_be_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

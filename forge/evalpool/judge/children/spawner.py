@@ -175,18 +175,12 @@ class Spawner:
         UnusableInstallation."""
         assert self._sock is not None
         try:
-            deadline = time.monotonic() + START_TIMEOUT_S
-            if not _has_data(self._sock, deadline=deadline):
-                raise ZygoteGone(f"the zygote {self._how_it_ended()} while it started")
-            pid = proof.peer_pid(self._sock)
-            expected = (Kind.READY, Kind.FAILED)
-            frame = frames.receive(self._sock, deadline=deadline, expected=expected)
-            if frame.kind is Kind.FAILED:
-                raise _failure(frame)
+            pid, frame = _greeting(self._sock, Kind.READY, timeout_s=START_TIMEOUT_S)
             self._mounts = proof.read_mounts(pid) | {"/tmp"}
-        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
-            ended = f", it {self._how_it_ended()}" if isinstance(error, frames.PeerGone) else ""
-            raise ZygoteGone(f"the zygote did not get ready: {error}{ended}") from error
+        except frames.PeerGone as error:
+            raise ZygoteGone(f"the zygote {self._how_it_ended()} while it started") from error
+        except (frames.DeadlinePassed, frames.FrameError, OSError) as error:
+            raise ZygoteGone(f"the zygote did not get ready: {error}") from error
         self.isolation = Isolation(frame.body.pop("isolation"))
         self.versions = {name: str(value) for name, value in frame.body.items()}
         self._is_ready = True
@@ -322,17 +316,8 @@ class Spawner:
         return f"ended: {describe_exit(SIGNALLED - code if code > SIGNALLED else code)}"
 
     def _inspect(self, child: SandboxedChild, *, role: str) -> int:
-        deadline = time.monotonic() + FORK_TIMEOUT_S
         try:
-            if not _has_data(child.sock, deadline=deadline):
-                raise ZygoteGone(
-                    "a forked child ended before it said hello; its output is in the log"
-                )
-            pid = proof.peer_pid(child.sock)
-            expected = (Kind.HELLO, Kind.FAILED)
-            hello = frames.receive(child.sock, deadline=deadline, expected=expected)
-            if hello.kind is Kind.FAILED:
-                raise _failure(hello)
+            pid, _ = _greeting(child.sock, Kind.HELLO, timeout_s=FORK_TIMEOUT_S)
             mounts = self._mounts - root.find_hidden(self._mounts, role=role)
             proof.check_sandbox(pid, isolation=self.isolation, uid=child.uid, mounts=mounts)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
@@ -356,19 +341,17 @@ class Spawner:
                 raise ZygoteGone(words) from error
 
 
-def _failure(frame: frames.Frame) -> ZygoteGone:
-    """The error of a FAILED frame. Only forge's own code has run in the child that sent it."""
-    kind = FAILURES.get(str(frame.body.get("kind")), ZygoteGone)
-    return kind(str(frame.body.get("message")))
-
-
-def _has_data(sock: socket.socket, *, deadline: float) -> bool:
-    """Waits for the first byte. Returns False if the peer closed its end."""
-    sock.settimeout(max(0.001, deadline - time.monotonic()))
-    try:
-        return bool(sock.recv(1, socket.MSG_PEEK))
-    except TimeoutError as error:
-        raise frames.DeadlinePassed("silent past the deadline") from error
+def _greeting(sock: socket.socket, kind: Kind, *, timeout_s: float) -> tuple[int, frames.Frame]:
+    """The pid of who says that it is ready, and its frame. Only forge's own code has run in it:
+    FAILED is an error. Raises ZygoteGone, PeerGone, DeadlinePassed, FrameError and OSError."""
+    deadline = time.monotonic() + timeout_s
+    sock.settimeout(timeout_s)
+    pid = proof.peer_pid(sock)
+    frame = frames.receive(sock, deadline=deadline, expected=(kind, Kind.FAILED))
+    if frame.kind is Kind.FAILED:
+        error = FAILURES.get(str(frame.body.get("kind")), ZygoteGone)
+        raise error(str(frame.body.get("message")))
+    return pid, frame
 
 
 MAX_SERVED = 256

@@ -37,8 +37,11 @@ def ask_for_credentials(sock: socket.socket) -> None:
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """The pid of who sent the next byte (not consumed). The kernel's word."""
-    _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_PEEK)
+    """The pid of who sends the next byte (not consumed). The kernel's word. Raises PeerGone, and
+    TimeoutError as of the socket."""
+    data, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_PEEK)
+    if not data:
+        raise frames.PeerGone("it ended; its output is in the log")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SCM_CREDENTIALS:
             return CREDENTIALS.unpack(data[: CREDENTIALS.size])[0]
