@@ -72,6 +72,7 @@ ROOMS: dict[str, set[str]] = {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.capture",
         "evalpool.judge.compiler", "evalpool.judge.execute", "evalpool.judge.reference",
         "evalpool.judge.timing", "evalpool.judge.harvest", "evalpool.judge.driver",
+        "evalpool.judge.numbers",
     },
     "evalpool.judge.harvest": {
         "evalpool.judge.channel", "evalpool.judge.children", "evalpool.judge.numbers",

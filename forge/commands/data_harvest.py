@@ -67,7 +67,7 @@ from forge.data.pairs.rows import DROPPED, hash_file
 from forge.data.prompts.prompt_set import PromptSet
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.pool import Pool, open_private_pool
-from forge.records import Problem, Split, Status, Verdict
+from forge.records import Problem, Split, Status
 from forge.records.problem import Shape
 from forge.runner.prepare.hub import locate_data_set
 from forge.runner.prepare.prompt_facts import prompts_for
@@ -431,7 +431,7 @@ class _Work:
         if not verdict.is_correct:
             certain = verdict.status is not Status.INFRA_ERROR
             reason = f"{verdict.status}: {verdict.reason}"
-            raise _NotPassed("judged", reason, _words(verdict)[:300], certain=certain)
+            raise _NotPassed("judged", reason, verdict.detail[:300], certain=certain)
 
     async def _break(self) -> None:
         """A broken variant of the answer of one problem in REPAIR_EVERY, with the judge's words."""
@@ -446,7 +446,7 @@ class _Work:
             problem = replace(self._problem(), shapes=())  # as the prompt has it
             verdict = await self._pool.judge(problem, code, timing=False)
             if verdict.status.is_scored and not verdict.is_correct:
-                words = (str(verdict.status), str(verdict.reason), _words(verdict))
+                words = (str(verdict.status), str(verdict.reason), verdict.detail)
                 return self._note(broken=code, words=words)
 
     def _problem(self) -> Problem:
@@ -462,20 +462,7 @@ class _Work:
 
 
 NO_JUDGE = "no judge answered"
-_DRAWN = re.compile(r"\d\.\d|\de[-+]?\d|\d ?%|expected")
-_PLACE = re.compile(r"(shape \d of \d \([\w ]+\): )?(look at )?line \d+: ")
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?%?")
-
-
-def _words(verdict: Verdict) -> str:
-    return lasting(verdict.detail) if verdict.status is Status.WRONG else verdict.detail
-
-
-def lasting(detail: str) -> str:
-    """The lines of a verdict's words about wrong values that another draw of inputs would not
-    change: places in the code, and parts of the output."""
-    lines = detail.split("\n")
-    return "\n".join(one for one in lines if _PLACE.match(one) or not _DRAWN.search(one))
 
 
 class NoProblem(ConfigError):
@@ -497,7 +484,7 @@ def _write(task: HarvestTask, state: _State, log: ResultLog) -> dict[str, Any]:
     steps = state.counts.steps()
     if not kept:
         words = ", ".join(request.sources)
-        raise NoProblem(f"SOURCE: {words}: no problem; {counted(steps) or 'none found'}")
+        raise NoProblem(f"SOURCE: {words}: no problem; {counted(steps) or 'no class with forward'}")
     split = SplitTable(heldout_share=request.heldout_share, seed=request.seed)
     apart = state.sieve.set_apart(kept, split)
     write_whole(out / DROPPED, "".join(one.to_line() for one in state.counts.dropped).encode())

@@ -178,17 +178,17 @@ thinking = ""                         # the answers have none
 
 [data]
 source = "file"
-path = "{folder}"                     # train.* alone
+path = "DIR"                          # this folder, of which train.* alone is read
 
 [[problems.sources]]
 source = "file"
-path = "{folder}/problems.jsonl"      # problems-large.jsonl: sizes that a card notices
+path = "DIR/problems.jsonl"           # problems-large.jsonl: sizes that a card notices
 format = "harvest"
 use = "train"
 
 [[problems.sources]]
 source = "file"
-path = "{folder}/problems-heldout.jsonl"
+path = "DIR/problems-heldout.jsonl"
 format = "harvest"
 use = "heldout"
 ```"""
@@ -277,7 +277,7 @@ def write_card(
             ],
         ),
         "## Use",
-        SCORED if is_scored else USE.format(folder=folder.resolve().name),
+        SCORED if is_scored else USE,
         "## Yields",
         _table(
             ["candidates", "found", *STEPS],

@@ -8,16 +8,17 @@ import torch
 
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import (
+    SEED_BYTES,
     copied,
-    fresh_seed,
     laid_out,
     memory_order,
     seed_everything,
+    seeds,
 )
 
 
 def test_a_seed_of_128_bits_repeats_what_it_gave() -> None:
-    seed = fresh_seed()
+    seed = seeds.randbytes(SEED_BYTES)
 
     def drawn(seed: bytes) -> torch.Tensor:
         seed_everything(seed)

@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from random import Random
 from typing import Any, NoReturn
 
 from forge.evalpool.judge.channel import frames
@@ -239,6 +240,10 @@ def _be_zygote(
     try:
         with collector_paused():
             mains = _import_for_gpu() if is_gpu else _import_for_cpu(config["harvests"])
+            if config["harvests"]:
+                from forge.evalpool.judge.numbers import called
+
+                called.seeds = Random(0)
     except Exception as error:  # a fault of the installation
         installed = {one.name: one.version for one in metadata.distributions()}
         found = (f"{name} {installed.get(name, '(not installed)')}" for name in NEEDED)

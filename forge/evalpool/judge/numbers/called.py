@@ -10,7 +10,6 @@ import copy
 import hashlib
 import itertools
 import math
-import os
 import random
 import struct
 import sys
@@ -421,9 +420,9 @@ MASK = (1 << 62) - 4
 """Philox' offset is a multiple of four."""
 
 
-def fresh_seed() -> bytes:
-    """[SEED_BYTES] from the operating system."""
-    return os.urandom(SEED_BYTES)
+seeds: random.Random = random.SystemRandom()
+"""The operating system's numbers. A harvest's children have others, which begin anew with each
+request: what is judged again has the same words."""
 
 
 def seed_everything(seed: bytes) -> None:

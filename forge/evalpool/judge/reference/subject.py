@@ -112,7 +112,7 @@ class Subject:
     def _constructed(cls, request: dict[str, Any], terms: given.Terms) -> Subject:
         module = types.ModuleType("problem")
         given.run_source(request["source"], module, file=FILE)
-        calls.seed_everything(calls.fresh_seed())
+        calls.seed_everything(calls.seeds.randbytes(calls.SEED_BYTES))
         init = given.placed(given.constructor_arguments(module, request["entry_point"]), terms)
         made: list[torch.Tensor] = []
         entry, drawn = getattr(module, request["entry_point"]), None

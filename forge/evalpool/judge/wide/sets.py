@@ -289,7 +289,7 @@ class Draws:
             return make(*of, **by)
 
     def _draw(self) -> list[Any]:
-        calls.seed_everything(calls.fresh_seed())
+        calls.seed_everything(calls.seeds.randbytes(calls.SEED_BYTES))
         given = draw_inputs(self._module, self._terms)
         return calls.replaced(list(given), lambda _, one: one.detach())
 
