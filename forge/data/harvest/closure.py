@@ -15,6 +15,7 @@ import builtins
 import re
 import symtable
 import sys
+import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -207,26 +208,30 @@ class Library:
         return self._files[module]
 
     def _read(self, module: str) -> CodeFile | None:
-        inside = module
-        if self.package and f"{module}.".startswith(f"{self.package}."):
-            inside = module[len(self.package) + 1 :]
-        elif self.package:
+        prefix = f"{self.package}." if self.package else ""
+        if self.root is None or not f"{module}.".startswith(prefix):
             return None
-        if self.root is None:
-            return None
+        inside = module[len(prefix) :]
         base = self.root.joinpath(*inside.split(".")) if inside else self.root
-        if (path := base / "__init__.py").is_file():
-            return read_code(path, module=module, is_package=True)
-        path = base.with_suffix(".py")
-        return read_code(path, module=module) if inside and path.is_file() else None
+        paths = [base / "__init__.py", *([base.with_suffix(".py")] if inside else [])]
+        return next((read_code(one, module=module) for one in paths if one.is_file()), None)
 
 
-def read_code(path: Path, *, module: str, is_package: bool = False) -> CodeFile | None:
-    """A parsed file; None if it cannot be read or is no Python."""
+NO_CODE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
+"""Errors of a file that cannot be read or is no Python."""
+
+
+def code_of(path: Path, *, module: str) -> CodeFile:
+    """A parsed file, whose encoding its first lines may name. Raises one of NO_CODE."""
+    with tokenize.open(path) as file:
+        return CodeFile(file.read(), module=module, is_package=path.name == "__init__.py")
+
+
+def read_code(path: Path, *, module: str) -> CodeFile | None:
+    """The same; None if it cannot be read or is no Python."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        return CodeFile(text, module=module, is_package=is_package)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return code_of(path, module=module)
+    except NO_CODE:
         return None
 
 

@@ -286,6 +286,20 @@ def test_what_cannot_be_read_or_written_out_is_no_fault_of_forge(
     assert fault_of(SAMPLE.replace("* 0.5", f"* ({deep})")) == ("nested too deep", "")
 
 
+def test_a_file_may_name_its_encoding_and_one_that_is_no_python_says_why(tmp_path: Path) -> None:
+    text = SAMPLE.encode() + "# caf\xe9\n".encode("latin1")
+    (tmp_path / "named.py").write_bytes(b"# coding: latin-1\n" + text)
+    (tmp_path / "unnamed.py").write_bytes(text)
+    (tmp_path / "wrong.py").write_text("x = 1\nclass A(:\n")
+    (opened,) = open_sources([str(tmp_path)])
+    named, unnamed, wrong = (one for unit in opened.units() for one in opened.read(unit))
+    assert isinstance(named, Found)
+    assert isinstance(unnamed, Rejected)
+    assert isinstance(wrong, Rejected)
+    assert "utf-8" in unnamed.detail
+    assert "line 2" in wrong.detail
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -464,12 +478,11 @@ def test_a_mistake_changes_one_place(mistake) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "words"), [({}, "no *.py"), ({"missing": ""}, "no such directory")]
+    ("name", "words"), [("", "no *.py"), ("x", "no such directory"), ("y.txt", "a file")]
 )
-def test_a_source_that_cannot_be_used_is_named(
-    files: dict[str, str], words: str, tmp_path: Path
-) -> None:
-    root = tmp_path / "x" if files else tmp_path
+def test_a_source_that_cannot_be_used_is_named(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "y.txt").write_text("")
+    root = tmp_path / name
     with pytest.raises(ConfigError, match="SOURCE: ") as caught:
         open_sources([str(root)])
     assert words in str(caught.value)

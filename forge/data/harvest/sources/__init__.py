@@ -40,7 +40,8 @@ def _open(word: str, locate: Callable[[Path], Path]) -> HarvestSource:
         return open_rows(rest, locate)
     path = Path(word)
     if not path.is_dir():
-        raise ConfigError(f"SOURCE: {word}: no such directory; {ALLOWED}")
+        found = "a file" if path.exists() else "no such directory"
+        raise ConfigError(f"SOURCE: {word}: {found}; {ALLOWED}")
     source = Paritybench(path) if Paritybench.is_one(path) else ModuleTree(path)
     if not source.units():
         raise ConfigError(f"SOURCE: {word}: no *.py in it; {ALLOWED}")

@@ -29,7 +29,15 @@ from pathlib import Path
 from typing import Any
 
 from forge.data.harvest.arguments import Calls, calls_in, case_text, guesses, level_of, tried
-from forge.data.harvest.closure import Closure, CodeFile, Library, NotSelfContained, read_code
+from forge.data.harvest.closure import (
+    NO_CODE,
+    Closure,
+    CodeFile,
+    Library,
+    NotSelfContained,
+    code_of,
+    read_code,
+)
 from forge.data.harvest.records import Found, Rejected
 from forge.data.harvest.sizes import replaced
 from forge.data.pairs.rows import BadRow, Unfit, hash_rows, row_files, rows_of
@@ -96,10 +104,12 @@ class ModuleTree:
 
     def read(self, unit: str) -> Iterator[Found | Rejected]:
         path = self._root / unit
-        file = read_code(path, module=self._module(unit), is_package=path.name == "__init__.py")
-        if file is None:
-            yield Rejected(origin=unit, kind=self.name, reason="no Python")
-        elif file.definitions.keys() >= LAYOUT:
+        try:
+            file = code_of(path, module=self._module(unit))
+        except NO_CODE as error:
+            yield Rejected(origin=unit, kind=self.name, reason="no Python", detail=str(error))
+            return
+        if file.definitions.keys() >= LAYOUT:
             yield Found(
                 text=file.text if file.text.endswith("\n") else f"{file.text}\n", origin=unit,
                 name=path.stem, kind=self.name, level=level_of_path(path), licence=self._licence,
