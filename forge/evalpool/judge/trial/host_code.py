@@ -29,7 +29,6 @@ from functools import lru_cache
 from forge.evalpool.judge.trial import host_names as lists
 from forge.evalpool.judge.trial import host_parts
 from forge.evalpool.judge.trial.host_flow import Flow
-from forge.records.problem import syntax_tree
 
 MAX_SHARED_BYTES = 32_000
 """A longer source has a capture child of its own."""
@@ -84,7 +83,7 @@ class HostCode:
 def host_code(code: str, *, entry_point: str) -> HostCode:
     """Reads a candidate's source, which must parse."""
     try:
-        tree = syntax_tree(code)
+        tree = host_parts.tree_of(code)
     except (SyntaxError, ValueError):
         return HostCode()  # of a reference: it says so where it runs
     try:
@@ -206,12 +205,12 @@ class Names:
         for default in (*node.defaults, *node.kw_defaults):
             if default is None:
                 continue
-            if any(isinstance(one, ast.Call) for one in ast.walk(default)):
+            if any(isinstance(one, ast.Call) for one in host_parts.walk(default)):
                 raise host_parts.refusal(default, "a default that lasts between calls", "use None")
             self._see(default, 0)
 
     def _annotation(self, node: ast.expr) -> None:
-        if not all(isinstance(one, INERT) for one in ast.walk(node)):
+        if not all(isinstance(one, INERT) for one in host_parts.walk(node)):
             raise host_parts.refusal(node, "a call as an annotation")
 
     def _see(self, node: ast.AST, depth: int) -> None:
@@ -257,7 +256,7 @@ class Names:
                 raise host_parts.refusal(
                     child, "an iterator or a set that is kept", "make it a tuple"
                 )
-            if not isinstance(child, ast.arguments):
+            if child._fields and not isinstance(child, ast.arguments):  # others are operators
                 self._see(child, depth + 1)
 
     def _is_passing(self, node: ast.AST) -> bool:

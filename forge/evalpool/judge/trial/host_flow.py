@@ -27,11 +27,12 @@ import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from forge.evalpool.judge.program.ops import KINDS, Kind
 from forge.evalpool.judge.trial import host_names as lists
-from forge.evalpool.judge.trial.host_parts import Parts, Refused, bound_names, is_decorated
+from forge.evalpool.judge.trial.host_parts import Parts, Refused, bound_names, is_decorated, walk
 
 MAX_CALLS = 50_000
 """Statements and expressions that are followed; more are refused."""
@@ -249,12 +250,12 @@ class Flow:
 
     def _seek(self) -> None:
         """Finds what calls set, as far as it is written out: a cache is known before it is read."""
-        for node in (node for one in self._followed_later() for node in ast.walk(one)):
-            if isinstance(node, ast.Assign) and not _is_right([node]):
-                for target in node.targets:
-                    is_part = isinstance(target, ast.Attribute | ast.Subscript)
-                    if is_part and (place := self._place(target)):
-                        self.changed.add(root_of(place))
+        for node in (node for one in self._followed_later for node in walk(one)):
+            if not isinstance(node, ast.Assign):
+                continue
+            parts = [o for o in node.targets if isinstance(o, ast.Attribute | ast.Subscript)]
+            if parts and not _is_right([node]):
+                self.changed |= {root_of(place) for place in map(self._place, parts) if place}
 
     def _pass(self) -> None:
         held = None
@@ -264,13 +265,13 @@ class Flow:
             self._at_the_top()
             for node in (one for name in FIRST for one in self.methods.get(name, ())):
                 self._root(node)
-        for node in self._followed_later():
+        for node in self._followed_later:
             is_top = node is self.functions.get(node.name)  # no method is a kernel
             if not (is_top and self.parts.is_kernel(node)):
                 self._root(node)
         for one in (*self.parts.statements, *self.functions.values()):
             parts = one.decorator_list if isinstance(one, ast.FunctionDef) else [one]
-            for node in (node for part in parts for node in ast.walk(part)):
+            for node in (node for part in parts for node in walk(part)):
                 if isinstance(node, ast.Lambda):
                     self._root(node)
 
@@ -287,15 +288,15 @@ class Flow:
                     self._hold(f"self.{name}", self._value(value))
         self._is_first = self._is_top = False
 
+    @cached_property
     def _followed_later(self) -> list[ast.FunctionDef]:
         """Functions and methods that a call comes to, and constructors; `forward` first. What is
         called once is followed as it is called."""
         found = ["forward", *FIRST, "__call__", "__len__", "backward"]
         for name in found:  # which grows
             for node in () if name in FIRST else self._named(name):
-                for one in ast.walk(node):
-                    used = one.attr if isinstance(one, ast.Attribute) else ""
-                    used = one.id if isinstance(one, ast.Name) else used
+                for one in walk(node):
+                    used = getattr(one, "attr", getattr(one, "id", ""))
                     if used not in found and (used in self.methods or used in self.functions):
                         found.append(used)
         return [node for name in found if name not in FIRST for node in self._named(name)]
@@ -571,7 +572,7 @@ class Flow:
         keyed = {one for one in places if "[" in one and "*" not in one}
         if keyed:
             found = [ast.parse(one, mode="eval").body for one in keyed]
-            parts = [n for one in found for n in ast.walk(one) if isinstance(n, ast.Subscript)]
+            parts = [n for one in found for n in walk(one) if isinstance(n, ast.Subscript)]
             texts = [self._texts(one.slice) for one in parts]
             return frozenset[str]().union(*texts), Key(places=frozenset(keyed))
         match test:
@@ -992,7 +993,7 @@ class Flow:
         """A text that is made tells what surrounds a tensor in it."""
         for one in _below(node):
             self._value(one)
-        parts = [one.value for one in ast.walk(node) if isinstance(one, ast.FormattedValue)]
+        parts = [one.value for one in walk(node) if isinstance(one, ast.FormattedValue)]
         is_plain = isinstance(node, ast.JoinedStr) and all(
             self._value(one).is_plain for one in parts
         )
@@ -1284,7 +1285,7 @@ def _lasting(node: Function) -> Names:
     return {
         one.arg: Seen(places=frozenset({f"{one.arg}.default"}))
         for one, made in zip([*names, *given.kwonlyargs], values, strict=True)
-        if made and any(isinstance(part, ast.List | ast.Dict) for part in ast.walk(made))
+        if made and any(isinstance(part, ast.List | ast.Dict) for part in walk(made))
     }
 
 
@@ -1295,8 +1296,8 @@ def _result(marks: frozenset[str]) -> frozenset[str]:
 
 def _is_asking(kernel: ast.FunctionDef) -> bool:
     """True for a kernel that compares types."""
-    tests = (node for node in ast.walk(kernel) if isinstance(node, ast.Compare))
-    names = {getattr(node, "attr", "") for test in tests for node in ast.walk(test)}
+    tests = (node for node in walk(kernel) if isinstance(node, ast.Compare))
+    names = {getattr(node, "attr", "") for test in tests for node in walk(test)}
     return not names.isdisjoint(("dtype", "element_ty", "primitive_bitwidth"))
 
 

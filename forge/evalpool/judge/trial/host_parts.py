@@ -8,6 +8,7 @@ import ast
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 from forge.evalpool.judge.channel.words import at_line
@@ -38,6 +39,16 @@ class Refused(Exception):
 
 def refusal(node: ast.AST, name: str, advice: str = ALLOWED) -> Refused:
     return Refused(node, f"host code names {name}; {advice}")
+
+
+tree_of = lru_cache(maxsize=4)(syntax_tree)
+"""The tree of a source, parsed once for all who read it."""
+
+
+@lru_cache(maxsize=256)
+def walk(node: ast.AST) -> list[ast.AST]:
+    """A node and all below it, remembered: most are walked several times."""
+    return [*ast.walk(node)]
 
 
 @dataclass(slots=True)
@@ -85,6 +96,8 @@ class Parts:
 
     def modules_of(self, node: ast.Assign) -> set[str]:
         """Modules that get another name: `libdevice = tl.math`."""
+        if not isinstance(node.value, ast.Name | ast.Attribute):
+            return set()
         name, _, rest = ast.unparse(node.value).partition(".")
         return {one for one in self.wholes(name, rest) if one in LIBRARIES}
 
@@ -118,7 +131,7 @@ class Parts:
                 ):
                     self.attributes.add(name)
                     self.shared.add(name)
-        for one in ast.walk(node):
+        for one in walk(node):
             match one:
                 case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                     self.attributes.add(name)
@@ -138,7 +151,7 @@ class Parts:
 def parts_of(tree: ast.Module, entry_point: str) -> Parts:
     """The parts of a source. Raises Refused if others name what `if __name__ == ...` sets."""
     parts = Parts()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         parts.take_import(node)
     defined: dict[str, list[Definition]] = {}
     guarded = set[str]()
@@ -159,7 +172,7 @@ def parts_of(tree: ast.Module, entry_point: str) -> Parts:
         if one.name not in reached:
             parts.idle.append(one)
             continue
-        for node in ast.walk(one):
+        for node in walk(one):
             if isinstance(node, ast.Name) and node.id in guarded:
                 raise refusal(node, node.id, "it is set where __name__ is asked for")
         if isinstance(one, ast.ClassDef):
@@ -182,7 +195,7 @@ def _reached(
         else:
             pending += (each for each in one.body if not isinstance(each, ast.FunctionDef))
     while pending:
-        for node in ast.walk(pending.pop()):
+        for node in walk(pending.pop()):
             if isinstance(node, ast.Name) and node.id in defined and node.id not in reached:
                 reached.add(node.id)
                 pending += defined[node.id]
@@ -200,7 +213,7 @@ def bound_names(scope: ast.AST) -> frozenset[str]:
         everything = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
         found = {one.arg for one in everything if one is not None}
     if isinstance(scope, ast.GeneratorExp | ast.ListComp | ast.DictComp):
-        targets = (node for one in scope.generators for node in ast.walk(one.target))
+        targets = (node for one in scope.generators for node in walk(one.target))
         return frozenset(node.id for node in targets if isinstance(node, ast.Name))
     for node in _within(scope):
         match node:
@@ -238,7 +251,7 @@ def check_source(code: str, *, entry_point: str) -> Verdict | None:
         detail = f"the source cannot be parsed: {type(error).__name__}"
     if tree is None:
         return Verdict(status=Status.COMPILE_ERROR, reason=Reason.SYNTAX_ERROR, detail=detail)
-    imported = {o.asname or o.name for o in ast.walk(tree) if isinstance(o, ast.alias)}
+    imported = {o.asname or o.name for o in walk(tree) if isinstance(o, ast.alias)}
     if entry_point not in bound_names(tree) | imported:
         detail = f"the answer does not define class {entry_point}"
         return Verdict(status=Status.REJECTED, reason=Reason.NO_ENTRY_POINT, detail=detail)
@@ -250,9 +263,9 @@ def _parse(code: str) -> ast.Module:
     Python writes twice: 600 bytes with 20 of them, one in the other, would take all memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree = syntax_tree(code)
+        tree = tree_of(code)
         if "finally" not in code or not any(
-            getattr(node, "finalbody", None) for node in ast.walk(tree)
+            getattr(node, "finalbody", None) for node in walk(tree)
         ):
             compile(tree, "candidate.py", "exec")  # finds `return` outside a function and the like
     return tree
