@@ -68,7 +68,7 @@ def _added(operation: tree.Operation) -> Compute:
     size = pointee.num_bytes if isinstance(pointee, tree.Scalar) else 8
 
     def add(_group: Group, address: Array, count: Array) -> Array:
-        return address + count.astype(np.int64) * size
+        return address + np.multiply(count, size, dtype=np.int64)
 
     return add
 

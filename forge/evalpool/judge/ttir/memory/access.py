@@ -172,11 +172,11 @@ def _lanes(
         array, lanes = np.broadcast_arrays(array, mask)
         if not lanes.any():
             return
-    active = array if lanes is None else array[lanes]
+    active = array if lanes is None else np.where(lanes, array, array[mem.first_lane(lanes)])
     memory = access.launch.memory
     first, last = memory.find(int(active.min()))[0], memory.find(int(active.max()))[0]
     if first is not None and first == last and first in allowed:
-        yield _lanes_of(access, first, array, lanes, instances)
+        yield _lanes_of(access, first, active, lanes, instances)
         return
     numbers = memory.find_all(array)
     for number in np.unique(numbers if lanes is None else numbers[lanes]):
@@ -184,7 +184,8 @@ def _lanes(
         here = here if lanes is None else here & lanes
         if number not in allowed:
             _raise(access, mem.FaultKind.OUT_OF_BOUNDS, here, array, instances)
-        yield _lanes_of(access, int(number), array, here, instances)
+        active = np.where(here, array, memory.address(int(number)))
+        yield _lanes_of(access, int(number), active, here, instances)
 
 
 def _lanes_of(
@@ -194,19 +195,17 @@ def _lanes_of(
     lanes: Array | None,
     instances: NDArray[np.intp] | None,
 ) -> mem.Part:
+    """A part of lanes in one storage. Those beside `lanes` have the address of one in it."""
     memory = access.launch.memory
     storage = memory.storages[number]
-    offsets = array - memory.address(number)
-    bad = (offsets < 0) | (offsets > len(storage.data) - access.size)
-    if lanes is not None:
-        bad &= lanes
-    if bad.any():
+    offsets, end = array - memory.address(number), len(storage.data) - access.size
+    if int(offsets.min()) < 0 or int(offsets.max()) > end:
+        bad = (offsets < 0) | (offsets > end)
+        bad = bad if lanes is None else bad & lanes
         _raise(access, mem.FaultKind.OUT_OF_BOUNDS, bad, array, instances)
-    if lanes is not None:
-        offsets = np.where(lanes, offsets, 0)
-    crooked = offsets & (access.size - 1) != 0  # a power of two; `%` takes five times as long
-    if crooked.any():
-        _raise(access, mem.FaultKind.MISALIGNED, crooked, array, instances)
+    rest = access.size - 1  # of a power of two; `%` takes five times as long
+    if int(np.bitwise_or.reduce(offsets, axis=None)) & rest:
+        _raise(access, mem.FaultKind.MISALIGNED, offsets & rest != 0, array, instances)
     return mem.Part(instances, number, storage, mem.Scattered(offsets), lanes)
 
 
