@@ -68,7 +68,8 @@ def test_a_refused_word_needs_no_child(compiler: Compiler, spawned: list[int]) -
     before = len(spawned)
     (found,) = compiler.compile([with_operation("nvvm.barrier0")], TARGET)
     assert isinstance(found, Failure)
-    assert (found.kind, found.operation) == (FailureKind.REFUSED, "nvvm.barrier0")
+    assert found.kind is FailureKind.REFUSED
+    assert found.message.startswith("nvvm.barrier0: ")
     assert len(spawned) == before
 
 
@@ -76,7 +77,8 @@ def test_a_module_that_is_refused_names_its_operation(compiler: Compiler) -> Non
     kernel = make_kernel(types=("*fp32", "*fp16"))
     (found,) = compiler.compile([kernel], TARGET)
     assert isinstance(found, Failure)
-    assert (found.kind, found.operation) == (FailureKind.REFUSED, "tt.func")
+    assert found.kind is FailureKind.REFUSED
+    assert found.message.startswith("tt.func: takes")
 
 
 def test_a_text_that_crashes_the_parser_is_its_kernels_failure(compiler: Compiler) -> None:

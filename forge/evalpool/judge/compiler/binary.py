@@ -48,8 +48,6 @@ class Failure:
     """Line of the kernel's text, from 1; 0 where unknown."""
     line: int = 0
     """Line of the candidate's source; 0 where unknown."""
-    operation: str = ""
-    """Operation that was refused, such as `tt.int_to_ptr`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -448,12 +448,7 @@ def _failure(error: Exception, text: str, words: str) -> dict[str, Any]:
             is_late = isinstance(error, CompileFailed)
             message = f"{found[3]} ({message})" if is_late else found[3]
             line = int(found[1])
-    return {
-        "kind": kind,
-        "message": message[:MAX_MESSAGE_CHARACTERS],
-        "text_line": line,
-        "operation": getattr(error, "operation", ""),
-    }
+    return {"kind": kind, "message": message[:MAX_MESSAGE_CHARACTERS], "text_line": line}
 
 
 class _Words:

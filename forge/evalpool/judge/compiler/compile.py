@@ -194,8 +194,8 @@ class Compiler:
         try:
             check_text(job.kernel.ttir)
         except Refused as error:
-            where = {"text_line": error.text_line, "operation": error.operation}
-            return _failure({"kind": "refused", "message": str(error), **where})
+            kind, line = FailureKind.REFUSED, error.text_line
+            return Failure(kind=kind, message=str(error), text_line=line)
         try:
             child = self._spawner.spawn(role="compiler")
             result = self._ask(child, job)
@@ -286,7 +286,6 @@ def _failure(body: dict[str, Any]) -> Failure:
         kind=FailureKind.REFUSED if kind is FailureKind.REFUSED else FailureKind.COMPILE_ERROR,
         message=str(body.get("message"))[:MAX_MESSAGE_CHARACTERS],
         text_line=line if type(line) is int and line > 0 else 0,
-        operation=str(body.get("operation", ""))[:80],
     )
 
 

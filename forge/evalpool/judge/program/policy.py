@@ -73,9 +73,8 @@ class Refusal:
     rule: Rule
     message: str
     """Names the node or storage, and its line: shown to the candidate's author."""
-    path: str = ""
-    """Place of the node that is refused; empty if none is."""
     line: int = 0
+    """Line of the node that is refused; 0 if none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +163,7 @@ def _misused(program: form.Program) -> Refusal | None:
 
 def _refuse(program: form.Program, placed: walk.Placed, rule: Rule, reason: str) -> Refusal:
     name = node_names(program)[placed.path]
-    return Refusal(rule=rule, message=f"{name}: {reason}", path=placed.path, line=placed.node.line)
+    return Refusal(rule=rule, message=f"{name}: {reason}", line=placed.node.line)
 
 
 @dataclass(frozen=True, slots=True)
