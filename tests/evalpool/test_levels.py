@@ -262,8 +262,8 @@ def test_a_process_is_no_other_of_its_pid() -> None:
     watch = caps.Caps(caps.CapsKind.WATCH, memory_bytes=1 << 20)
     with hungry("itself") as process:
         with watch._lock:
-            watch._at_start[process.pid], watch._began[process.pid] = 0, 1
-        wait_until(lambda: not watch._at_start)
+            watch._enclosed[process.pid] = 0, 1
+        wait_until(lambda: not watch._enclosed)
         assert process.poll() is None
 
 

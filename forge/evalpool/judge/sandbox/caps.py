@@ -116,11 +116,9 @@ class Caps:
     def __init__(self, kind: CapsKind, *, memory_bytes: int) -> None:
         self.kind = kind
         self._memory_bytes = memory_bytes
-        self._at_start: dict[int, int] = {}
-        """Memory of each child when it was enclosed: the zygote's pages, which all children
-        share."""
-        self._began: dict[int, int | None] = {}
-        """Start time of each: a child that ended with its zygote may be released late."""
+        self._enclosed: dict[int, tuple[int, int | None]] = {}
+        """Memory of each child when it was enclosed, the zygote's pages, which all children share;
+        and its start time: a child that ended with its zygote may be released late."""
         self._killed: set[int] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._watch, name="caps", daemon=True).start()
@@ -128,13 +126,12 @@ class Caps:
     def enclose(self, pid: int) -> None:
         """Samples a child from now on."""
         with self._lock:
-            self._at_start[pid] = held_bytes(pid)
-            self._began[pid] = processes.start_time(pid)
+            self._enclosed[pid] = held_bytes(pid), processes.start_time(pid)
 
     def release(self, pid: int) -> bool:
         """Ends the sampling; True if the child was killed for its memory."""
         with self._lock:
-            self._forget(pid)
+            self._enclosed.pop(pid, None)
             was_killed = pid in self._killed
             self._killed.discard(pid)
             return was_killed
@@ -149,26 +146,22 @@ class Caps:
                 logger.exception("the memory of children was not sampled")
 
     def _sample(self) -> None:
-        for pid in list(self._at_start):
-            if processes.start_time(pid) != self._began[pid]:
-                self._forget(pid)
+        for pid, (_, began) in list(self._enclosed.items()):
+            if processes.start_time(pid) != began:
+                del self._enclosed[pid]
         is_all = self.kind is CapsKind.WATCH
-        measured = [pid for pid in self._at_start if is_all or processes.has_children(pid)]
+        measured = [pid for pid in self._enclosed if is_all or processes.has_children(pid)]
         table = processes.read_table() if measured else []
         for pid in measured:
-            at_start, family = self._at_start[pid], processes.family(pid, table)
+            at_start, family = self._enclosed[pid][0], processes.family(pid, table)
             held = sum(max(0, held_bytes(one) - at_start) for one in family)
             if held > self._memory_bytes:
                 logger.info("a child held %d MB and was killed", held >> 20)
-                self._forget(pid)
+                del self._enclosed[pid]
                 self._killed.add(pid)
                 for one in family:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one, signal.SIGKILL)
-
-    def _forget(self, pid: int) -> None:
-        self._at_start.pop(pid, None)
-        self._began.pop(pid, None)
 
 
 def held_bytes(pid: int) -> int:
