@@ -39,12 +39,6 @@ SIGNALLED = 128
 """Added to the number of the signal that ended the zygote, as a shell does."""
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """Error numbers for exhausted resources, in contrast to forbidden calls."""
-IMPORT_ENVIRONMENT = {
-    "TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-}  # fmt: skip
-
-
 NEEDED = ("torch", "triton")
 CARD_NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 CANDIDATE_ROLES = frozenset({"capture", "plain"})
@@ -233,7 +227,6 @@ def _be_zygote(
     """Runs a zygote until its end, in a process of its own in its namespaces. One of a harvest has
     children for `problems` or `answers`, too."""
     folder = config["folder"]
-    os.environ.update(IMPORT_ENVIRONMENT)
     environment = dict(enter.CHILD_ENVIRONMENT)
     if is_gpu:
         environment |= root.child_environment()
