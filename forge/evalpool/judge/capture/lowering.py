@@ -44,7 +44,7 @@ LATE_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 Text: TypeAlias = "tuple[str, tuple[int, ...], tuple[float, ...]]"
 """TTIR, the source line of each of its operations, and `Kernel.floats`."""
 MAX_TEXTS = 64
-MAX_TEXT_CHARACTERS = 64 << 10
+MAX_TEXT_CHARACTERS = 256 << 10
 MAX_USES = 64
 """Kernels that one MLIR context compiles: it keeps each type and place that it has seen."""
 
@@ -59,8 +59,6 @@ class Lowering:
 
     def __init__(self) -> None:
         self._texts: OrderedDict[Any, Text] = OrderedDict()
-        self._own: dict[Any, Text] = {}
-        """Texts of the present capture, of any size, by objects that live as long."""
         self._backend: Any = None
         self._context: Any = None
         self._num_uses = 0
@@ -87,9 +85,7 @@ class Lowering:
         options = self._backend.parse_options({**(options or {}), **source.parse_options()})
         shown = shown_options(options)
         key = _key(source, target, options, file)
-        own = _own_key(source, target, options)
-        made = self._own.get(own) or self._texts.get(key)
-        text, lines, floats = made or self._lowered(key, own, source, options, file)
+        text, lines, floats = self._texts.get(key) or self._lowered(key, source, options, file)
         if key in self._texts:
             self._texts.move_to_end(key)
         found = _PUBLIC.search(text)
@@ -102,11 +98,7 @@ class Lowering:
             floats=floats,
         )
 
-    def end_capture(self) -> None:
-        """Forgets what holds for the objects of one capture."""
-        self._own.clear()
-
-    def _lowered(self, key: Any, own: Any, source: Any, options: Any, file: str) -> Text:
+    def _lowered(self, key: Any, source: Any, options: Any, file: str) -> Text:
         """A new text, which is kept if it depends on its key alone."""
         backend, watched = self._backend, Watched(options)
         if self._context is None or self._num_uses >= MAX_USES:
@@ -128,8 +120,6 @@ class Lowering:
                 f"kernel {source.name}: a pointer as a number; index a tensor instead"
             )
         made = text, tuple(lines), tuple(floats)[: limits.MAX_FLOATS]
-        if not watched.is_read:
-            self._own[own] = made
         if key is not None and not watched.is_read and len(text) <= MAX_TEXT_CHARACTERS:
             self._texts[key] = made
             if len(self._texts) > MAX_TEXTS:
@@ -193,16 +183,6 @@ PLAIN = (bool, int, float, str, type(None), language.dtype)
 """Types of values whose text says everything about them."""
 
 
-def _own_key(source: Any, target: Any, options: Any) -> Any:
-    """As `_key`, within one capture, whose objects are what they are."""
-    constants = [(path, id(one), repr(one)) for path, one in source.constants.items()]
-    return source.fn, repr((source.signature, source.attrs, constants, _early(options), target))
-
-
-def _early(options: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(options).items() if name not in LATE_OPTIONS}
-
-
 def _key(source: Any, target: Any, options: Any, file: str) -> Any:
     """The facts that decide a kernel's text and lines: the function and all that it calls,
     arguments, options except the late ones. None if a text depends on other than plain values."""
@@ -210,7 +190,7 @@ def _key(source: Any, target: Any, options: Any, file: str) -> Any:
     constants = list(source.constants.items())
     names = [(name, one) for (name, _), (one, _) in source.fn.used_global_vals.items()]
     values = [one.value if type(one) is language.constexpr else one for _, one in names]
-    early = _early(options)
+    early = {name: value for name, value in vars(options).items() if name not in LATE_OPTIONS}
     if not all(map(_says_all, (*values, *(one for _, one in constants), *early.values()))):
         return None
     named = [(name, type(one).__name__) for name, one in names]

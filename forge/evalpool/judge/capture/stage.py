@@ -282,7 +282,6 @@ class Stage:
     def end(self) -> None:
         """Torch and Triton answer as they did before."""
         self._pretence.undo()
-        self.lowering.end_capture()
         torch._C._set_only_lift_cpu_tensors(False)
         self._recorder = None
 
