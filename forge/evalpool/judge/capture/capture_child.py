@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import linecache
-import mmap
 import socket
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from forge.evalpool.judge.capture.exchange import Ask, CaptureFailed, Unsupporte
 from forge.evalpool.judge.capture.pretence import Card
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
-from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Program
@@ -113,16 +112,14 @@ def warm_up() -> None:
     Stage.get().lowering.make_ahead(Card().triton_target())
 
 
-FILE = "/tmp/work/candidate.py"
 COLLECTED_EVERY = 8
 """Plain candidates behind which Python collects what refers to itself: it takes 2 ms."""
 MAX_GROWTH_BYTES = 256 << 20
 """Address space that plain candidates may leave in use: a later one would find none, and be blamed.
 A module's tensors last until its functions, which refer to it, are collected."""
-SIZES = "/proc/self/statm"
 
 
-def main(sock: socket.socket, *, file: str = FILE) -> None:
+def main(sock: socket.socket, *, file: str) -> None:
     """Captures the candidate of one CANDIDATE frame. Its body is the request of
     `session.capture`, with `code`."""
     deadline = monotonic() + IDLE_S
@@ -139,13 +136,13 @@ def main(sock: socket.socket, *, file: str = FILE) -> None:
     _report(sock, request, ask=ask, file=file)
 
 
-def serve_plain(sock: socket.socket, *, file: str = FILE) -> None:
+def serve_plain(sock: socket.socket, *, file: str) -> None:
     """Captures the plain candidate of one CANDIDATE frame after the other, and forgets each on
     RELEASE. Asks the judge nothing: a candidate with a question fails as unsupported. Returns, so
     that the process ends, where candidates have left too much in use."""
     deadline = monotonic() + IDLE_S
     drawn = torch.get_rng_state()
-    most = _used_bytes() + MAX_GROWTH_BYTES
+    most = heap.mapped_bytes() + MAX_GROWTH_BYTES
     count = 0
     while True:
         request = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,)).body
@@ -155,9 +152,9 @@ def serve_plain(sock: socket.socket, *, file: str = FILE) -> None:
         _forget(file)
         torch.set_rng_state(drawn)
         count += 1
-        if not count % COLLECTED_EVERY or _used_bytes() > most:
+        if not count % COLLECTED_EVERY or heap.mapped_bytes() > most:
             gc.collect()
-        if _used_bytes() > most:
+        if heap.mapped_bytes() > most:
             return
         frames.send(sock, Kind.DONE, {})
 
@@ -170,12 +167,6 @@ def _report(sock: socket.socket, request: dict[str, Any], *, ask: Ask | None, fi
         frames.send(sock, Kind.FAILED, error.body())
         return
     exchange.send_program(sock, Kind.DONE, notes, data)
-
-
-def _used_bytes() -> int:
-    """Address space of this process, which its limit counts."""
-    with open(SIZES) as file:
-        return int(file.read().split()[0]) * mmap.PAGESIZE
 
 
 def _forget(file: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -73,8 +72,8 @@ def capture(
     request: dict[str, Any],
     code: str,
     *,
+    file: str,
     ask: Ask | None = None,
-    file: str | None = None,
     notes: dict[str, Any] | None = None,
 ) -> Program:
     """The program of a candidate. Raises CaptureFailed if it failed, or does what a program cannot
@@ -86,13 +85,12 @@ def capture(
             `target`, `choices`, `repeats` (one call is made twice), `is_first` (the first
             call is the program), `mode` ("gradients": inputs require them; "eval") and `is_pure`
             (a call may change nothing, and asks for the identity of no tensor).
-        ask: Answers with values that the host reads; without it they are unsupported.
         file: Where the source is written to: Triton reads kernels from it.
+        ask: Answers with values that the host reads; without it they are unsupported.
         notes: Gets `follows_winner`: True if other winners of its choices make another program,
             `drawn_otherwise`: name of a tensor that has other values if nothing is loaded, and
             `is_checking`: True if it raises or does the same with other truth values.
     """
-    file = file or str(Path(tempfile.mkdtemp()) / "candidate.py")
     session = Session(request, file=file, ask=ask)
     try:
         program = session.run(code)

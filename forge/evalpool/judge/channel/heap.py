@@ -1,5 +1,5 @@
 # pyright: strict
-"""Keeps memory that a child frees, since it needs as much again at once.
+"""A process's memory. Keeps what a child frees, since it needs as much again at once.
 
 glibc returns each block of more than 32 MB (at first 128 KB) to the system when it is freed, and a
 page fault costs 2 us for each 4 KiB of the next one: a draw makes a hundred passes over tensors of
@@ -10,6 +10,7 @@ memory: holes between kept blocks would take the rest.
 from __future__ import annotations
 
 import ctypes
+import mmap
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """glibc: malloc.h."""
@@ -49,3 +50,9 @@ def give_back() -> None:
     """Returns what is free to the system."""
     if trim := getattr(LIBC, "malloc_trim", None):
         trim(0)
+
+
+def mapped_bytes() -> int:
+    """Address space of this process, which its limit counts; torch maps far more than it uses."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * mmap.PAGESIZE

@@ -29,7 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
-from forge.evalpool.judge.channel import frames
+from forge.evalpool.judge.channel import frames, heap
 from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.sandbox import enter, linux, processes, proof, root
 from forge.evalpool.judge.sandbox.enter import Isolation, Surroundings
@@ -244,7 +244,7 @@ def _be_zygote(
         frames.send(sock, Kind.FAILED, {"message": message, "kind": "installation"})
         raise
     gc.collect()
-    mapped_bytes = enter.mapped_bytes()
+    mapped_bytes = heap.mapped_bytes()
     # torch's fake tensors may have asked a CUDA driver for its devices, which starts a thread that
     # no child needs.
     has_asked = not is_gpu and "/libcuda.so" in Path("/proc/self/maps").read_text()

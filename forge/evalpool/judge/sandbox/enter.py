@@ -240,12 +240,6 @@ def kept_capabilities(isolation: Isolation, *, uid: int | None) -> int:
     return linux.CAP_DAC_READ_SEARCH if is_alone else 0
 
 
-def mapped_bytes() -> int:
-    """Address space of this process. torch maps far more than it uses."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def _enter_child_namespaces(plan: root.RootPlan, *, is_gpu: bool) -> None:
     own_net = linux.CLONE_NEWNET if is_gpu else 0
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | own_net)
