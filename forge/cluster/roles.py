@@ -25,9 +25,9 @@ import anyio
 from forge.cluster.cluster import Cluster, Hosted
 from forge.config.schema import ClusterTable, JudgeTable, ServeTable
 from forge.errors import ChildDied, MachineError, NoRoom
-from forge.evalpool.keeper import READY_TIMEOUT_S, Link, ask_health
+from forge.evalpool.keeper import READY_TIMEOUT_S, Link
 from forge.evalpool.pool import OpenElsewhere, request_timeout_s
-from forge.evalpool.wire import NoAnswer
+from forge.evalpool.wire import NoAnswer, ask_health
 from forge.process.ask import open_url_client
 from forge.process.child import ChildSpec, describe_exit
 from forge.serve.engines import start_timeout_s

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
@@ -26,8 +26,8 @@ import anyio.abc
 from forge.config.schema import JUDGE_URL
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, NoRoom, Stalled
 from forge.evalpool.seating import JudgeKind, Seat, State
-from forge.evalpool.wire import NoAnswer
-from forge.process.ask import error_message, open_client, open_url_client, send
+from forge.evalpool.wire import TOKEN_VARIABLE, NoAnswer, ask_health
+from forge.process.ask import open_client, open_url_client
 from forge.process.child import ChildSpec, logged_error, open_child
 from forge.process.environment import child_env
 
@@ -133,15 +133,10 @@ def read_kinds(health: dict[str, Any]) -> tuple[JudgeKind, ...]:
 
 
 READY_TIMEOUT_S = 120.0
-PROBE_TIMEOUT_S = 10.0
-"""Maximum wait for the /health of a pool behind a URL."""
 PROBE_EVERY_S = 5.0
 PROBES = 3
 """Probes in a row without an answer until a pool counts as gone. A single one may be a busy server,
 and all requests in flight would be dropped."""
-STARTING, STARTING_PAUSE_S = "the judges are starting", 0.5
-"""Error of a pool that has no judges yet, and pause until it is asked again."""
-TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
 
 
 @asynccontextmanager
@@ -172,7 +167,7 @@ async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
     token = os.environ.get(TOKEN_VARIABLE) or None
     async with open_url_client(url, timeout_s=timeout_s, token=token) as client:
         try:
-            health = await _ask_started(client)
+            health = await ask_health(client, patience_s=READY_TIMEOUT_S)
             read_kinds(health)
         except NoAnswer as error:
             raise MachineError(
@@ -223,31 +218,3 @@ def judge_spec(
         ready_timeout_s=READY_TIMEOUT_S,
         devices=", ".join(uuids) or "cpu",
     )
-
-
-async def _ask_started(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The /health of a pool with judges. Raises NoAnswer, for a pool that starts too long too."""
-    deadline = anyio.current_time() + READY_TIMEOUT_S
-    while True:
-        try:
-            return await ask_health(client)
-        except NoAnswer as error:
-            if not str(error).endswith(STARTING) or anyio.current_time() > deadline:
-                raise
-            await anyio.sleep(STARTING_PAUSE_S)
-
-
-async def ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
-    """The answer of a judge or pool to /health. Raises NoAnswer."""
-    try:
-        response = await send(client, "GET", "/health", server="it", timeout_s=PROBE_TIMEOUT_S)
-        if response.status == 401:
-            raise NoAnswer(f"it needs the token of its {TOKEN_VARIABLE} in {TOKEN_VARIABLE} here")
-        if response.status != 200:
-            raise NoAnswer(f"HTTP {response.status}: {error_message(response.content)}")
-        health: Any = response.json()
-    except (ChildDied, Stalled, ValueError) as error:
-        raise NoAnswer(str(error)) from error
-    if not isinstance(health, dict):
-        raise NoAnswer("its /health is not an object")
-    return cast("dict[str, Any]", health)

@@ -36,10 +36,9 @@ from starlette.types import Receive, Scope, Send
 
 from forge.config.schema import JudgeTable
 from forge.errors import MachineError, Stalled
-from forge.evalpool.keeper import STARTING, TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, infra_error, open_pool
 from forge.evalpool.seating import State
-from forge.evalpool.wire import ExamineBody, JudgeBody, read_request
+from forge.evalpool.wire import TOKEN_VARIABLE, ExamineBody, JudgeBody, read_request
 from forge.process.devices import Gpu
 from forge.process.server.bodies import parse_body
 from forge.process.server.door import Door, error_answer, unless_hung_up
@@ -125,7 +124,7 @@ def _starting_app(*, token: str | None, is_local: bool) -> Starlette:
     """An application that answers 503 with the status `starting` to every request."""
 
     async def answer(_request: Request) -> Response:
-        facts = {"ok": False, "status": "starting", "error": STARTING}
+        facts = {"ok": False, "status": "starting", "error": "the judges are starting"}
         response = to_json_response(facts, status=503)
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
         return response

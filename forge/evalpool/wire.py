@@ -61,6 +61,9 @@ MAX_BODY_BYTES = 16 << 20
 """A source of 5 MB, escaped, and its problem."""
 REFUSALS = frozenset({400, 413, 415, INVALID})
 """Statuses of a request that no judge would take."""
+PROBE_TIMEOUT_S = 10.0
+"""Maximum wait for an answer to /health."""
+TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
 HARVEST_SLACK_S = 120.0
 """Added to the deadline of a harvest's work, for the wait for a slot and for forks."""
 LONGEST_PAUSE_S = 10.0
@@ -99,7 +102,7 @@ async def ask_verdict(
     """The verdict of a judge on a candidate. Raises NoAnswer."""
     problem, code, options = request
     body = {"problem": problem_to_json(problem), "code": code, "options": asdict(options)}
-    answer = await _post(client, "/judge", body, timeout_s=timeout_s)
+    answer = await _ask(client, "POST", "/judge", body, timeout_s=timeout_s)
     try:
         return _checked(Verdict.from_json(answer))
     except MALFORMED as error:
@@ -115,7 +118,7 @@ async def ask_examination(
 ) -> Examination:
     """The examination of a problem; with `lists_sets`, names of its sets. Raises NoAnswer."""
     body = {"problem": problem_to_json(problem), "lists_sets": lists_sets}
-    answer = await _post(client, "/examine", body, timeout_s=timeout_s)
+    answer = await _ask(client, "POST", "/examine", body, timeout_s=timeout_s)
     try:
         examination = Examination.from_json(answer)
         require_types(examination)
@@ -129,7 +132,8 @@ async def ask_harvest(
 ) -> dict[str, Any]:
     """A judge's result of a harvest's work. Raises NoAnswer."""
     body = {"work": dict(work), "limit_s": limit_s}
-    answer = await _post(client, "/harvest", body, timeout_s=limit_s + HARVEST_SLACK_S)
+    timeout_s = limit_s + HARVEST_SLACK_S
+    answer = await _ask(client, "POST", "/harvest", body, timeout_s=timeout_s)
     if not isinstance(answer, dict) or not {"done", "failed"} & answer.keys():
         raise NoAnswer("its answer is no result of a harvest")
     return cast("dict[str, Any]", answer)
@@ -147,22 +151,38 @@ def _checked(verdict: Verdict) -> Verdict:
     return verdict
 
 
-async def _post(
-    client: httpx.AsyncClient, path: str, body: Mapping[str, Any], *, timeout_s: float
+async def ask_health(client: httpx.AsyncClient, *, patience_s: float = 0.0) -> dict[str, Any]:
+    """The answer of a judge or pool to /health; a pool whose judges are starting is asked again for
+    `patience_s`. Raises NoAnswer."""
+    health = await _ask(client, "GET", "/health", timeout_s=PROBE_TIMEOUT_S, patience_s=patience_s)
+    if not isinstance(health, dict):
+        raise NoAnswer("its /health is not an object")
+    return cast("dict[str, Any]", health)
+
+
+async def _ask(
+    client: httpx.AsyncClient,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    timeout_s: float,
+    patience_s: float | None = None,
 ) -> Any:
-    """The JSON of a judge's answer. Raises NoAnswer."""
-    deadline = time.monotonic() + timeout_s
+    """The JSON of a judge's answer. One that is full is asked again for `patience_s`, by default
+    the timeout. Raises NoAnswer."""
+    deadline = time.monotonic() + (timeout_s if patience_s is None else patience_s)
     try:
         while True:
-            response = await send(client, "POST", path, body, server="it", timeout_s=timeout_s)
-            if response.status != 503:
-                break
+            response = await send(client, method, path, body, server="it", timeout_s=timeout_s)
             pause_s = retry_pause_s(response, default_s=1.0, longest_s=LONGEST_PAUSE_S)
-            if time.monotonic() + pause_s > deadline:
-                raise NoAnswer(f"it was full for {timeout_s:.0f} s")
+            if response.status != 503 or time.monotonic() + pause_s > deadline:
+                break
             await anyio.sleep(pause_s)
         if response.status == 200:
             return response.json()
+        if response.status == 401:
+            raise NoAnswer(f"it needs the token of its {TOKEN_VARIABLE} in {TOKEN_VARIABLE} here")
         message = error_message(response.content)
         if response.status in REFUSALS:
             if UNKNOWN_KEY in message:

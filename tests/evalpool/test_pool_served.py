@@ -190,7 +190,7 @@ async def test_one_slow_health_does_not_end_the_link(monkeypatch: pytest.MonkeyP
     answers = [True, False, False, True, False, False, False]
     num_asked = 0
 
-    async def ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
+    async def ask_health(client: httpx.AsyncClient, **_: float) -> dict[str, Any]:
         nonlocal num_asked
         num_asked += 1
         if not answers[num_asked - 1]:
@@ -253,7 +253,6 @@ async def test_while_judges_start_the_server_says_so_and_runs_wait(
         yield Pool(JudgeTable(), Seating([seat]))
 
     monkeypatch.setattr(served, "open_pool", open_later)
-    monkeypatch.setattr(keeper, "STARTING_PAUSE_S", 0.01)
     path = tmp_path / "x.sock"
     with bound_path(path) as listener:
         async with anyio.create_task_group() as tg:
@@ -264,11 +263,11 @@ async def test_while_judges_start_the_server_says_so_and_runs_wait(
                     assert answer.json()["status"] == "starting"
                     assert answer.headers["retry-after"] == "1"
                 with anyio.move_on_after(0.05):
-                    await keeper._ask_started(client)
+                    await keeper.ask_health(client, patience_s=60.0)
                     raise AssertionError
                 started.set()
                 with anyio.fail_after(10):
-                    assert (await keeper._ask_started(client))["ok"]
+                    assert (await keeper.ask_health(client, patience_s=60.0))["ok"]
             tg.cancel_scope.cancel()
 
 

@@ -31,7 +31,6 @@ from forge.adapters.verdict import Reward, Verdict
 from forge.config.schema import RewardTable, RowFormat
 from forge.data.problem_files import ProblemFile
 from forge.errors import ConfigError
-from forge.evalpool.keeper import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool
 from forge.evalpool.served import (
     MoreRoutes,
@@ -40,6 +39,7 @@ from forge.evalpool.served import (
     serve_pool,
     to_json_response,
 )
+from forge.evalpool.wire import TOKEN_VARIABLE
 from forge.process.ask import LOOP_BYTES
 from forge.process.server.bodies import INVALID, Body, parse_body
 from forge.process.server.door import Refused
