@@ -108,6 +108,7 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge.ttir.memory": {"evalpool.judge.ttir"},
     "evalpool.judge.capture": {
         "evalpool.judge.channel", "evalpool.judge.reference", "evalpool.judge.program",
+        "evalpool.judge.numbers",
     },
     "evalpool.judge.compiler": {
         "process", "evalpool.judge.channel", "evalpool.judge.sandbox", "evalpool.judge.children",

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.capture.building import Parts
 from forge.evalpool.judge.capture.exchange import Asking, BoundExceeded, Unsupported, current_line
+from forge.evalpool.judge.numbers.called import leaves
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.questions import MAX_VALUES
@@ -221,7 +222,8 @@ class Recorder(TorchDispatchMode):
             if device is not None and (device.index or 0) >= torch.cuda.device_count():
                 raise RuntimeError(f"CUDA error: invalid device ordinal: {device}; there is 1")
             kwargs = {**kwargs, "device": CARD}
-        if not is_to_card and not any(isinstance(one, FakeTensor) for one in leaves(args, kwargs)):
+        is_on_card = any(isinstance(one, FakeTensor) for one in leaves([args, kwargs]))
+        if not is_to_card and not is_on_card:
             return self._run_on_host(func, args, kwargs)
         if func.namespace not in TORCH:  # the candidate's own, whose fake form no card runs
             name = ".".join(filter(None, (func._schema.name, func._schema.overload_name)))
@@ -256,7 +258,7 @@ class Recorder(TorchDispatchMode):
             named = dict(zip((one.name for one in kinds), args, strict=False)) | kwargs
             written = [one.name for one in kinds if one.alias_info is not None]
             self.require_new(named[one] for one in written if one in named)
-        known = {one.untyped_storage()._cdata for one in leaves(args, kwargs)}
+        known = {one.untyped_storage()._cdata for one in leaves([args, kwargs])}
         made = (one.untyped_storage() for one in leaves(result))
         self._new_on_host += (one for one in made if one._cdata not in known)
         return result
@@ -265,7 +267,7 @@ class Recorder(TorchDispatchMode):
         """Raises Unsupported for a tensor of the host that an earlier call may have seen."""
         if self.section is form.Section.FORWARD:
             known = {one._cdata for one in self._new_on_host}
-            if any(one.untyped_storage()._cdata not in known for one in leaves(*tensors)):
+            if any(one.untyped_storage()._cdata not in known for one in leaves([*tensors])):
                 raise Unsupported("a tensor of the host that is kept and changed: compute it anew")
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -275,7 +277,7 @@ class Recorder(TorchDispatchMode):
             return None
         if name in REFUSED:
             raise Unsupported(f"{func}: {REFUSED[name]}")
-        inputs = [one for one in leaves(args, kwargs) if isinstance(one, FakeTensor)]
+        inputs = [one for one in leaves([args, kwargs]) if isinstance(one, FakeTensor)]
         for one in inputs:
             self.storage_of(one)
         try:
@@ -349,16 +351,6 @@ class Recorder(TorchDispatchMode):
         numbers = [self.tensor(one) for one in elements(tensor)]
         values = self.read(numbers)
         return torch.tensor(values, dtype=tensor.dtype).view(tensor.shape)
-
-
-def leaves(*values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from leaves(*value)
-        elif isinstance(value, dict):
-            yield from leaves(*value.values())
 
 
 def elements(tensor: Any) -> Iterator[Any]:

@@ -36,6 +36,7 @@ from forge.evalpool.judge.capture.recorder import Recorder
 from forge.evalpool.judge.capture.stage import Stage, Tuning
 from forge.evalpool.judge.channel.nesting import Keywords, nesting_of, spread
 from forge.evalpool.judge.channel.words import needs_card
+from forge.evalpool.judge.numbers.called import held_tensors, modules_of
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.dataflow import effects
 from forge.evalpool.judge.program.format import (
@@ -50,7 +51,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.ops import KINDS, Kind, packet
 from forge.evalpool.judge.program.walk import tensor_bytes
-from forge.evalpool.judge.reference.construct import construct, construct_noting, held_tensors
+from forge.evalpool.judge.reference.construct import construct, construct_noting
 
 AGAIN_WORDS = (
     "forward does less when it gets the same tensors again, whose values may be others by then: "
@@ -422,15 +423,15 @@ class Session:
             return
         yield "the gradient mode", torch.is_grad_enabled()
         yield from self._form("its arguments", inputs)
-        if isinstance(self.model, torch.nn.Module):
-            for name, one in _modules_of(self.model, "self", set()):
-                yield f"training of {name}", one.training
-                for key, value in vars(one)["_buffers"].items():
-                    is_tensor = isinstance(value, torch.Tensor)
-                    yield f"{name}.{key}", _geometry(value) if is_tensor else None
-                for key, value in vars(one)["_parameters"].items():
-                    if isinstance(value, torch.Tensor):
-                        yield f"{name}.{key}", (self.recorder.storage_of(value), _geometry(value))
+        for place, one in modules_of(self.model):
+            name = f"self.{place}".rstrip(".")
+            yield f"training of {name}", one.training
+            for key, value in vars(one)["_buffers"].items():
+                is_tensor = isinstance(value, torch.Tensor)
+                yield f"{name}.{key}", _geometry(value) if is_tensor else None
+            for key, value in vars(one)["_parameters"].items():
+                if isinstance(value, torch.Tensor):
+                    yield f"{name}.{key}", (self.recorder.storage_of(value), _geometry(value))
 
     def _form(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """The parts of an argument: containers, numbers, and tensors by their place in memory."""
@@ -490,16 +491,6 @@ class Session:
     def _make(self, place: int, **facts: Any) -> Any:
         dtype, shape = self.request["tensors"][place][:2]
         return self.recorder.given(tuple(shape), getattr(torch, dtype), **facts)
-
-
-def _modules_of(module: Any, name: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """A module and those below it, once each: torch's walk is a method, which may be replaced."""
-    if id(module) not in seen:
-        seen.add(id(module))
-        yield name, module
-        for key, one in vars(module)["_modules"].items():
-            if one is not None:
-                yield from _modules_of(one, f"{name}.{key}", seen)
 
 
 def _geometry(one: Any) -> tuple[Any, ...]:

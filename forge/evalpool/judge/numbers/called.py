@@ -363,7 +363,7 @@ class Held:
 
 def held_tensors(model: Any) -> Iterator[Held]:
     """The tensors of a model that no `state_dict` has by any name."""
-    modules = dict(_modules(model))
+    modules = dict(modules_of(model))
     saved = {id(one) for one in saved_tensors(model)}
     known = vars(torch.nn.Module())
     for prefix, module in modules.items():
@@ -383,15 +383,16 @@ def held_tensors(model: Any) -> Iterator[Held]:
 
 def saved_tensors(model: Any) -> Iterator[torch.Tensor]:
     """Parameters and saved buffers of a model, whatever methods of its class are replaced."""
-    for _, module in _modules(model):
+    for _, module in modules_of(model):
         yield from (one for one in module._parameters.values() if one is not None)
         for name, one in module._buffers.items():
             if one is not None and name not in module._non_persistent_buffers_set:
                 yield one
 
 
-def _modules(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
-    """A model and the modules within it, each once, by name."""
+def modules_of(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+    """A model and the modules within it, each once, by name: torch's walk is a method, which may be
+    replaced."""
     left: list[tuple[str, Any]] = [("", model)]
     seen: set[int] = set()
     while left:
@@ -400,7 +401,7 @@ def _modules(model: Any) -> Iterator[tuple[str, torch.nn.Module]]:
             seen.add(id(module))
             yield prefix, module
             start = f"{prefix}." if prefix else ""
-            left += [(f"{start}{name}", one) for name, one in module._modules.items()]
+            left += [(f"{start}{name}", one) for name, one in vars(module)["_modules"].items()]
 
 
 # --- seeds of 128 bits for torch's generators, Python's and numpy's
