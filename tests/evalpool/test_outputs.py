@@ -364,4 +364,10 @@ def test_all_of_a_tensor_one_element_and_scattered_ones_are_no_part() -> None:
     assert region_of(~mask) is None
     mask[3, 5] = True
     assert region_of(mask) is None
+    alone = region_of(mask[3] | mask[4], least=1)
+    assert alone is not None
+    assert (alone.place, alone.num_before) == ("[5]", None)
+    last = region_of(np.arange(9) == 8, least=1)
+    assert last is not None
+    assert (last.place, last.words, last.num_before) == ("[8]", "the last element", 8)
     assert region_of(np.random.default_rng(0).random((40, 40)) < 0.3) is None

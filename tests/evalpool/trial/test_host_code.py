@@ -247,6 +247,24 @@ def test_what_tells_of_the_process_or_the_caller_decides_nothing(name: str) -> N
     assert read("pass", init=init, before=imports + sized + TOP).fault == ""
 
 
+@pytest.mark.parametrize(
+    ("called", "instead"),
+    [("torch.relu", "tl.maximum"), ("F.silu", "tl.sigmoid"), ("torch.special.i0", "tl.i0")],
+)
+def test_a_kernel_that_calls_torch_is_told_what_to_write(called: str, instead: str) -> None:
+    code = HEAD.replace("tl.load(x + i, mask=i < n)", f"{called}(tl.load(x + i, mask=i < n))")
+    found = host_code(
+        code + MODEL.format(line="pass", init="pass", helper="pass"), entry_point="ModelNew"
+    )
+    assert found.fault.startswith("cannot be judged: a kernel calls functions of tl")
+    assert instead in found.fault
+
+
+def test_an_address_is_answered_by_the_tensor() -> None:
+    found = read("kernel[(4,)](x.data_ptr(), x, y, 8, 1, BLOCK=64)")
+    assert "pass the tensor itself" in found.fault
+
+
 TOP = """
 from torch import is_grad_enabled, zeros
 from triton.testing import do_bench

@@ -41,6 +41,13 @@ def forward(x, y):
         ("unsupported AST node type: GeneratorExp", 8, ["generatorexp"]),
         ("NameError: Cannot access global variable N from within @jit'ed", 8, ["tl.constexpr("]),
         ("object of type 'int' has no len()", 8, ["tuple"]),
+        ("object of type 'float' has no len()", 8, ["tuple"]),
+        ("Cannot call @triton.jit'd outside of the scope of a kernel", 8, ["kernel[(n,)]"]),
+        ("list index out of range", 8, ["no shape"]),
+        ("'tuple' object has no attribute dtype", 8, ["one by one"]),
+        ("Ternary expression with dynamic condition has inconsistent types", 8, ["tl.where"]),
+        ("min requires at least 2 values", 8, ["tl.max(x, axis=0)"]),
+        ("(`_semantic` argument must be provided outside of JIT functions.)", 8, []),
         ("incompatible dimensions at index 0: 16 and 32", 8, []),
     ],
 )
@@ -51,6 +58,11 @@ def test_a_message_is_followed_by_what_to_write_at_its_line(
     assert found == line
     assert bool(words) == bool(facts)
     assert [one for one in facts if one not in words] == []
+
+
+def test_an_index_of_a_block_is_named_where_triton_misses_a_decorator() -> None:
+    message = "(`_semantic` argument must be provided outside of JIT functions.)"
+    assert "tl.where" in remark(CODE.replace("a + b", "a[0]"), 8, message)[1]
 
 
 def test_a_source_that_is_no_python_has_no_remark_about_its_names() -> None:

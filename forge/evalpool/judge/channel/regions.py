@@ -38,12 +38,12 @@ class Region:
     """Indices of the axis, or elements, before a part that lies at the end."""
 
 
-def region_of(mask: NDArray[np.bool_]) -> Region | None:
-    """The part that a mask covers; None for one element, nearly all, and no part with words."""
+def region_of(mask: NDArray[np.bool_], *, least: int = 2) -> Region | None:
+    """The part that a mask covers; None for fewer elements, nearly all, and no part with words."""
     axes = range(mask.ndim)
     along = [np.asarray(mask.any(axis=tuple(i for i in axes if i != axis))) for axis in axes]
     num = int(np.count_nonzero(mask))
-    if not 1 < num <= MOST * mask.size:
+    if not least <= num <= MOST * mask.size:
         return None
     found = region(along, num=num)
     if found and num == math.prod(int(one.sum()) for one in along):

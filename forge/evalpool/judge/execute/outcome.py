@@ -119,7 +119,7 @@ def unwritten_report(
     count = int(np.count_nonzero(missing))
     name = "output" if len(program.outputs) == 1 else f"output {output}"
     words = f"{count} of {missing.size} elements of {name} are never written"
-    found = region_of(missing)
+    found = region_of(missing, least=1)
     line, cause = unwritten_cause(found, missing.shape, stores_to(program, output, uses))
     if found is None:
         words += f", the first is {first}" if count < missing.size else ""

@@ -29,6 +29,7 @@ from functools import lru_cache
 from forge.evalpool.judge.trial import host_names as lists
 from forge.evalpool.judge.trial import host_parts
 from forge.evalpool.judge.trial.host_flow import Flow
+from forge.evalpool.judge.trial.remarks import foreign_words
 
 MAX_SHARED_BYTES = 32_000
 """A longer source has a capture child of its own."""
@@ -436,6 +437,8 @@ class Names:
         if "cpp_extension" in whole:
             words = "CUDA C++ is not judged; write a Triton kernel"
             raise host_parts.Refused(node, words, is_whole=True)
+        if self._is_kernel and whole[0] in ("torch", "numpy"):
+            raise host_parts.Refused(node, foreign_words(name))
         raise host_parts.refusal(node, name)
 
 

@@ -66,6 +66,7 @@ STREAMS = frozenset({"get_raw_stream", "_cuda_getCurrentRawStream"})
 LASTING = frozenset({"set_grad_enabled", "manual_seed"})
 """Functions of torch's that change the process for good."""
 FACTS_WORDS = "host code may pass it on, or put the tensor right: x = x.contiguous()"
+ADDRESS_WORDS = "pass the tensor itself to a kernel, and no address"
 TYPES_WORDS = (
     "a kernel compares types of its arguments, and one has that which this process gives it: "
     "make each tensor with a dtype and a device"
@@ -839,7 +840,8 @@ class Flow:
         if places:
             raise kept_wrongly(node, f"decides by {min(places)}, an earlier call's")
         if facts:
-            raise Refused(node, f"host code decides by {facts[0].of}; {FACTS_WORDS}")
+            words = ADDRESS_WORDS if facts[0].of.endswith(".data_ptr()") else FACTS_WORDS
+            raise Refused(node, f"host code decides by {facts[0].of}; {words}")
 
     def _decided(self, node: ast.AST, parts: Iterable[Seen]) -> Seen:
         facts = [one for one in (self._as_number(node, one) for one in parts) if one.of]

@@ -93,9 +93,21 @@ def _foreign(code: str, line: int | None, found: re.Match[str]) -> tuple[int | N
             match node:
                 case ast.Call(func=ast.Attribute(attr=called), lineno=at) if called == name:
                     line = at
+    return line, foreign_words(name)
+
+
+def foreign_words(path: str) -> str:
+    """Names what a kernel has in place of a function of the host."""
+    name = path.rpartition(".")[2]
     instead = f": use {INSTEAD[name]}" if name in INSTEAD else f", as tl.{name} if there is one"
     words = "a kernel calls functions of tl and of @triton.jit only, not of torch, numpy or math"
-    return line, words + instead
+    return words + instead
+
+
+def _outside(code: str, line: int | None, found: re.Match[str]) -> tuple[int | None, str]:
+    """Triton's words about a function of its own are about an index, too."""
+    nodes = (one for one in ast.walk(_tree(code)) if isinstance(one, ast.Subscript))
+    return line, NO_ELEMENTS if any(one.lineno == line for one in nodes) else ""
 
 
 def _attribute(code: str, line: int | None, found: re.Match[str]) -> tuple[int | None, str]:
@@ -130,6 +142,9 @@ def _tree(code: str) -> ast.AST:
         return ast.Module(body=[], type_ignores=[])
 
 
+NO_ELEMENTS = (
+    "a block has no elements to index: use tl.where(offsets == i, ...), or their addresses"
+)
 ANSWERS = (
     (
         r"must be a power of (2|two)",
@@ -148,10 +163,16 @@ ANSWERS = (
     (r"module 'triton.language\S*' has no attribute '(\w+)'", _attribute),
     (r"Unsupported ptr type <.*(?:int|fp|bf)\d+.*>", _integer_pointer),
     (r"unsupported AST node type: (\w+)", _syntax),
+    (r"__setitem__ is not supported|unsupported tensor index", NO_ELEMENTS),
+    (r"argument must be provided outside of JIT functions", _outside),
+    (r"list index out of range", "a pointer has no shape: pass its sizes as arguments"),
+    (r"'tuple' object has no attribute", "pass numbers one by one, and no tuple"),
     (
-        r"__setitem__ is not supported|unsupported tensor index",
-        "a block has no elements to index: use tl.where(offsets == i, ...), or their addresses",
+        r"[Tt]ernary expression with dynamic condition",
+        "choose between elements with tl.where(condition, a, b)",
     ),
+    (r"(max|min) requires at least 2", "the extremum of a block is tl.max(x, axis=0), or tl.min"),
+    (r"Cannot call @triton.jit'd outside", "launch it with a grid: kernel[(n,)](...)"),
     (
         r"(Value|Mask|Other) argument cannot be block type if pointer argument is not a block",
         "the pointer is one address: add a block of offsets, or reduce the value (tl.sum)",
@@ -165,7 +186,7 @@ ANSWERS = (
         "a condition or a bound of a loop must be a value that the kernel computes",
     ),
     (
-        r"'int' object is not subscriptable|object of type 'int' has no len",
+        r"'(int|float)' object is not subscriptable|object of type '(int|float)' has no len",
         "a grid is a tuple or a function of the constants: kernel[(n,)](...)",
     ),
 )  # fmt: skip

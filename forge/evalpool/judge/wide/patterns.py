@@ -296,7 +296,8 @@ def _constant(one: Look) -> str:
         if is_bound and np.mean(sign * (one.e - value) < 0) >= SHARE:
             padded = f": does a masked lane count as 0? load it with other={inf}" * is_reduced
             return f"got is never {side} {value:.4g}, as if clamped{padded}"
-    return f"every element that differs is {value:.4g}: is it computed and stored at all?"
+    words = f"every element that differs is {value:.4g}: is it computed and stored at all?"
+    return (is_reduced and _reduced(one)) or words
 
 
 def _scaled(one: Look) -> str:
@@ -307,7 +308,8 @@ def _scaled(one: Look) -> str:
         return "every element that differs has the other sign"
     factor = float(np.median(one.g / one.e))
     if one.fits(factor * one.e) and np.ptp(one.e) > 0:
-        return f"got = {factor:.6g} · expected{_meaning(one, factor)}"
+        meaning = "" if one.is_where() else _meaning(one, factor)
+        return (not meaning and _lines(one)) or f"got = {factor:.6g} · expected{meaning}"
     offset = float(np.median(one.g - one.e))
     if one.fits(one.e + offset):
         return f"got = expected {'+' if offset > 0 else '-'} {abs(offset):.6g}, everywhere"
@@ -321,9 +323,10 @@ def _meaning(one: Look, factor: float) -> str:
     ratio = max(abs(factor), 1 / abs(factor))
     for size in (size for one in (one.expected, *one.operands) for size in one.shape if size > 2):
         padded = 1 << (size - 1).bit_length()
-        if padded > size and abs(ratio * size / padded - 1) < 1e-4:
-            return f": {size} elements are divided by {padded}, or the other way round"
         for power, name in ((1.0, ""), (0.5, "the root of ")):
+            if padded > size and abs(ratio / (padded / size) ** power - 1) < 1e-4:
+                within = " under a root" * bool(name)
+                return f": {size} elements are divided by {padded}{within}, or the other way round"
             if abs(ratio / size**power - 1) < 1e-4:
                 return f": {name}{size}, the size of a dimension, is missing or once too often"
             if abs(ratio * (1 - 1 / size) ** power - 1) < 1e-6:
@@ -409,7 +412,8 @@ def _lines(one: Look) -> str:
             base = base[: e.shape[1]]
             ratio = (g - base) / (e - base)
             factor = np.median(np.where(np.isfinite(ratio), ratio, 1.0), axis=1)
-            if one.fit(e, g, base + factor[:, None] * (e - base)):
+            differ = base.any() or np.ptp(factor) > one.rounding * np.abs(factor).max()
+            if differ and one.fit(e, g, base + factor[:, None] * (e - base)):
                 words = f"each {name} is off by a factor of its own"
                 words += f", {factor.min():.6g} to {factor.max():.6g}"
                 words += " (but for what is added at the end)" if base.any() else ""
@@ -489,6 +493,9 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+EXTREMA = {"max": "-inf", "min": "inf"}
+
+
 def _reduced(one: Look) -> str:
     """A reduction or a running sum of an input, over another axis or a part of its own."""
     for values in one.operands:
@@ -507,6 +514,9 @@ def _reduced(one: Look) -> str:
                     f"got is the {kind} of {values.name} along dimension {other[0]}; expected is"
                     f" that along dimension {own[0]}"
                 )
+            if own and kind[:3] in EXTREMA and one.fits(getattr(np, kind)(one.e, 0)):
+                words = f"got is the {kind} of expected and 0: masked lanes count as 0, load them"
+                return f"{words} with other={EXTREMA[kind[:3]]}"
             if own and kind in ("sum", "mean"):
                 length = shape[own[0]]
                 lines = np.moveaxis(x, own[0], -1).reshape(-1, length)[one.places]
@@ -648,9 +658,19 @@ def _imprecise(one: Look) -> str:
     return ""
 
 
+def _padded_log(one: Look) -> str:
+    """A log of a sum of exp that masked lanes were in."""
+    count = float(np.median(np.exp(one.g) - np.exp(one.e)))
+    if 0.5 < count < 1e6 and one.fits(np.log(np.exp(one.e) + round(count))):
+        return (
+            f"as if {round(count)} masked lanes counted as 0 in a sum of exp: load with other=-inf"
+        )
+    return ""
+
+
 PATTERNS: Sequence[Callable[[Look], str]] = (
-    _constant, _scaled, _of_operand, _reduced, _moved, _product, _another_axis, _lines, _function,
-    _imprecise,
+    _constant, _padded_log, _scaled, _of_operand, _reduced, _moved, _product, _another_axis,
+    _lines, _function, _imprecise,
 )  # fmt: skip
 
 
