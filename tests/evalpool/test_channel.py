@@ -249,3 +249,26 @@ def test_a_result_that_the_child_does_not_make_is_a_crash(
     spawner: Any = Spawner()
     answer = ask_harvester(spawner, request_, limit_s=1.0)
     assert answer.get("failed") == (None if is_done else "crash")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "failed", "detail"),
+    [
+        ("Unjudgeable", "the reference returns a dict; tensors are judged",
+         "the reference returns a dict", "tensors are judged"),
+        ("RuntimeError", "It looks like there is no internet connection and the repo could not",
+         "asks the network", "no internet connection"),
+        ("URLError", "urlopen error", "asks the network", "urlopen error"),
+        ("RuntimeError", "sizes 3, 4", "raises RuntimeError", "sizes 3, 4"),
+    ],
+)  # fmt: skip
+def test_an_error_of_a_problems_code_has_a_reason_and_the_rest_as_its_detail(
+    kind: str, message: str, failed: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = type("Frame", (), {"kind": Kind.FAILED, "body": {"type": kind, "message": message}})
+    monkeypatch.setattr(frames, "send", lambda *_: None)
+    monkeypatch.setattr(frames, "receive", lambda *_, **__: frame)
+    spawner: Any = Spawner()
+    answer = ask_harvester(spawner, ANSWER, limit_s=1.0)
+    assert answer["failed"] == failed
+    assert detail in answer["detail"]

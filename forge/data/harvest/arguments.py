@@ -137,7 +137,7 @@ def guesses(closure: Closure, *, calls: Calls) -> Iterator[str]:
     near = calls.shapes.get(name, [])[:3]
     pairs = product(constructors, [*near, *_shapes(text)])
     for constructed, shape in islice(pairs, MAX_GUESSES):
-        inputs = _inputs(forward, shape, width=_width(constructed[0]))
+        inputs = _inputs(forward, shape, width=_width(constructed[0], method))
         yield problem_text(closure, inputs, constructed)
 
 
@@ -213,9 +213,10 @@ def _inputs(forward: ast.FunctionDef, shape: str, *, width: int) -> ast.List:
     return made
 
 
-def _width(arguments: ast.expr) -> int:
-    """The first whole number over 1 among the constructor's arguments: mostly channels."""
-    for one in ast.walk(arguments):
+def _width(arguments: ast.expr, method: ast.FunctionDef | None) -> int:
+    """The first whole number over 1 among the constructor's arguments, then among their defaults:
+    mostly channels."""
+    for one in [*ast.walk(arguments), *(method.args.defaults if method else ())]:
         if isinstance(one, ast.Constant) and type(one.value) is int and 1 < one.value <= 4096:
             return one.value
     return WIDTH

@@ -144,6 +144,12 @@ def test_arguments_come_from_tests_before_names(tmp_path: Path) -> None:
     assert one.licence == "MIT"
 
 
+def test_inputs_have_the_width_of_a_default_where_nothing_else_is_given(tmp_path: Path) -> None:
+    layers = LAYERS.replace("dim, cfg: Config = None", "dim=48")
+    found, _ = read(write(tmp_path, layers=f"import torch\n{layers}"))
+    assert ", 48]" in found["layers.py:Gated"].text
+
+
 @pytest.mark.parametrize(
     ("one", "other", "is_same"),
     [

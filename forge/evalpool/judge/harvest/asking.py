@@ -17,6 +17,8 @@ from forge.evalpool.judge.children.spawner import Spawner
 MAX_WORDS = 300
 NETWORK = frozenset({"URLError", "gaierror", "ConnectionError", "ConnectionRefusedError"})
 """Kinds of errors of a reference that downloads, in a sandbox without a network."""
+NETWORK_WORDS = re.compile(r"no internet connection|couldn't connect to")
+"""Words of libraries that say the same by an error of another kind."""
 
 
 def ask_harvester(
@@ -41,8 +43,10 @@ def ask_harvester(
         if kind == "TooSlow":
             return _failed("too slow", f"more than {request['cpu_s']:.0f} s of processor time")
         if kind == "Unjudgeable":
-            return _failed(re.split("[;:,]", message)[0], message)
-        return _failed("asks the network" if kind in NETWORK else f"raises {kind}", message)
+            return _failed(*re.split("[;:,] *", message, maxsplit=1))
+        if kind in NETWORK or NETWORK_WORDS.search(message):
+            return _failed("asks the network", message)
+        return _failed(f"raises {kind}", message)
     except frames.DeadlinePassed:
         return _failed("too slow", f"no end within {limit_s:.0f} s")
     except frames.FrameError:
