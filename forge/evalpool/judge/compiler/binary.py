@@ -28,10 +28,9 @@ MAX_SCRATCH_BYTES = 64 << 20
 
 
 class FailureKind(StrEnum):
-    REFUSED = "refused"
-    """The text is outside the closed list."""
     COMPILE_ERROR = "compile_error"
-    """The compiler refused it, crashed, or ran past its deadline or memory."""
+    """The text is outside the closed list, or the compiler refused it, crashed, or ran past its
+    deadline or memory."""
     OUT_OF_RESOURCES = "out_of_resources"
     """It compiles and cannot be launched on this target."""
     INFRA = "infra"
@@ -42,7 +41,7 @@ class FailureKind(StrEnum):
 class Failure:
     """A kernel without a binary."""
 
-    kind: FailureKind
+    kind: FailureKind = FailureKind.COMPILE_ERROR
     message: str
     text_line: int = 0
     """Line of the kernel's text, from 1; 0 where unknown."""

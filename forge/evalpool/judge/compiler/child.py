@@ -7,7 +7,7 @@ line. Triton accepts any name of an architecture, and the compiler may abort on 
     judge ── CALL + memory (text, then room for the binary) ─▶ check, compile ── DONE | FAILED ──▶
 
 The answer is a binary's header, the bytes of shared memory where the request needs them alone, or
-a failure's kind, message and line. It proves nothing: the judge checks each field and reads the
+a failure's message and line. It proves nothing: the judge checks each field and reads the
 binary itself. Uses nothing of a GPU.
 
 `check_ttir` holds a parsed module against the closed list: words of the text (`text.py`), then a
@@ -37,7 +37,7 @@ from triton.compiler.compiler import make_backend
 
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.compiler.binary import Binary, FailureKind, TensorMap, warp_size_of
+from forge.evalpool.judge.compiler.binary import Binary, TensorMap, warp_size_of
 from forge.evalpool.judge.compiler.text import Refused, check_text, operations, without
 from forge.evalpool.judge.program import dialect
 from forge.evalpool.judge.program.format import (
@@ -439,16 +439,16 @@ def _failure(error: Exception, text: str, words: str) -> dict[str, Any]:
     """Names the failure in MLIR's words, at the line of the text where that is known."""
     if isinstance(error, Refused):
         lines = (number for number, name in operations(text) if name == error.operation)
-        kind, line, message = FailureKind.REFUSED, error.text_line or next(lines, 0), str(error)
+        line, message = error.text_line or next(lines, 0), str(error)
     else:
-        kind, found = FailureKind.COMPILE_ERROR, _DIAGNOSTIC.search(words)
+        found = _DIAGNOSTIC.search(words)
         assembler = _ASSEMBLER.findall(str(error))
         message, line = "; ".join(dict.fromkeys(assembler)) or str(error), 0
         if found:
             is_late = isinstance(error, CompileFailed)
             message = f"{found[3]} ({message})" if is_late else found[3]
             line = int(found[1])
-    return {"kind": kind, "message": message[:MAX_MESSAGE_CHARACTERS], "text_line": line}
+    return {"message": message[:MAX_MESSAGE_CHARACTERS], "text_line": line}
 
 
 class _Words:

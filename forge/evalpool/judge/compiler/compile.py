@@ -122,7 +122,7 @@ class Compiler:
                 found = future.result(timeout=max(0.0, end - time.monotonic()))
             except TimeoutError:
                 message = f"{len(kernels)} kernels are not compiled within {budget_s:g} s"
-                found = Failure(kind=FailureKind.COMPILE_ERROR, message=message)
+                found = Failure(message=message)
             # Equal kernels share a result, and stand on lines of their own.
             if isinstance(found, Failure) and found.text_line:
                 line = source_line(kernel.ttir, kernel.lines, found.text_line)
@@ -194,8 +194,7 @@ class Compiler:
         try:
             check_text(job.kernel.ttir)
         except Refused as error:
-            kind, line = FailureKind.REFUSED, error.text_line
-            return Failure(kind=kind, message=str(error), text_line=line)
+            return Failure(message=str(error), text_line=error.text_line)
         try:
             child = self._spawner.spawn(role="compiler")
             result = self._ask(child, job)
@@ -248,7 +247,7 @@ class Compiler:
             code = os.waitstatus_to_exitcode(ending.status)  # negative: the signal
             how = "it needs more memory than a child has" if ending.is_out_of_memory else ""
             message = f"the compiler crashed: {how or describe_exit(code)}"
-        return Failure(kind=FailureKind.COMPILE_ERROR, message=message)
+        return Failure(message=message)
 
 
 def _excess(body: dict[str, Any], job: Job) -> Failure | None:
@@ -276,14 +275,9 @@ def _binary(body: dict[str, Any], room: bytes, job: Job) -> Binary | Failure:
 
 
 def _failure(body: dict[str, Any]) -> Failure:
-    """A child's failure. Raises InvalidProgram."""
-    try:
-        kind = FailureKind(str(body.get("kind")))
-    except ValueError as error:
-        raise InvalidProgram(f"failure {str(body)[:80]}") from error
+    """A child's failure, of which anything may be missing."""
     line = body.get("text_line")
     return Failure(
-        kind=FailureKind.REFUSED if kind is FailureKind.REFUSED else FailureKind.COMPILE_ERROR,
         message=str(body.get("message"))[:MAX_MESSAGE_CHARACTERS],
         text_line=line if type(line) is int and line > 0 else 0,
     )
