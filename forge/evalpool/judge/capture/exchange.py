@@ -29,17 +29,13 @@ MAX_MESSAGE_CHARACTERS = 1000
 
 
 class Unsupported(Exception):
-    """The candidate does something that a program cannot express. The message says what to write
-    instead."""
-
-
-class BoundExceeded(Exception):
-    """The program is larger than the format allows."""
+    """The candidate does something that a program cannot express, or more than its format allows.
+    The message says what to write instead."""
 
 
 class CaptureFailed(Exception):
     """A capture without a program: its stage (`import`, `init`, `load`, `call` or `compile`), the
-    name of the exception's class (`Unsupported` and `BoundExceeded` are ours), its text, and the
+    name of the exception's class (`Unsupported` is ours), its text, and the
     line of the candidate's source, None where unknown."""
 
     def __init__(self, *, stage: str, type: str, message: str, line: int | None) -> None:

@@ -18,7 +18,7 @@ from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
 from triton.language.semantic import TritonSemantic
 
-from forge.evalpool.judge.capture.exchange import BoundExceeded, Unsupported
+from forge.evalpool.judge.capture.exchange import Unsupported
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import Kernel, Options, Parameter
 
@@ -155,7 +155,7 @@ def _noted_floats() -> Generator[dict[float, None]]:
 
 
 def _require_size(module: Any, name: str, most: int, when: str = "") -> None:
-    """Raises BoundExceeded for a kernel of more operations than `most`."""
+    """Raises Unsupported for a kernel of more operations than `most`."""
     found = 0
 
     def count(_operation: Any) -> None:
@@ -164,7 +164,7 @@ def _require_size(module: Any, name: str, most: int, when: str = "") -> None:
 
     module.walk(count)
     if found > most:
-        raise BoundExceeded(f"kernel {name}: {found} operations{when}; {most} are allowed")
+        raise Unsupported(f"kernel {name}: {found} operations{when}; {most} are allowed")
 
 
 class Watched:

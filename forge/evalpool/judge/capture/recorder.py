@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.capture.building import Parts
-from forge.evalpool.judge.capture.exchange import Asking, BoundExceeded, Unsupported, current_line
+from forge.evalpool.judge.capture.exchange import Asking, Unsupported, current_line
 from forge.evalpool.judge.numbers.called import leaves
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
@@ -144,7 +144,7 @@ class Recorder(TorchDispatchMode):
         writes to."""
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         if plain.nbytes > limits.MAX_CONSTANT_BYTES - self._constant_bytes:
-            raise BoundExceeded(
+            raise Unsupported(
                 f"more than {limits.MAX_CONSTANT_BYTES >> 20} MB of constants made on the host:"
                 " make them with a kernel or a torch function on the device"
             )
@@ -185,19 +185,19 @@ class Recorder(TorchDispatchMode):
         self._new_on_host = []
 
     def add(self, node: form.Node) -> None:
-        """Appends a node. Raises BoundExceeded."""
+        """Appends a node. Raises Unsupported."""
         self._num_nodes += 1
         if self._num_nodes > 2 * limits.MAX_NODES:  # forward is captured twice
-            raise BoundExceeded(f"more than {limits.MAX_NODES} launches and operations")
+            raise Unsupported(f"more than {limits.MAX_NODES} launches and operations")
         self.nodes.append(node)
 
     def kernel(self, kernel: form.Kernel) -> int:
-        """Number of a kernel; equal ones share it. Raises BoundExceeded."""
+        """Number of a kernel; equal ones share it. Raises Unsupported."""
         number = self._kernel_numbers.get(kernel)
         if number is None:
             self._ttir_bytes += len(kernel.ttir)
             if self._ttir_bytes > limits.MAX_TTIR_BYTES:
-                raise BoundExceeded(f"more than {limits.MAX_TTIR_BYTES >> 20} MB of TTIR")
+                raise Unsupported(f"more than {limits.MAX_TTIR_BYTES >> 20} MB of TTIR")
             number = self._kernel_numbers[kernel] = len(self.kernels)
             self.kernels.append(kernel)
         return number

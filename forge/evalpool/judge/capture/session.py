@@ -25,7 +25,6 @@ from forge.evalpool.judge.capture.building import Parts, storages_of
 from forge.evalpool.judge.capture.exchange import (
     Ask,
     Asking,
-    BoundExceeded,
     CaptureFailed,
     Unsupported,
     line_of,
@@ -172,7 +171,7 @@ class Session:
         own_call = forward, outputs
         forward = [*lost, *forward]
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
-            raise BoundExceeded(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
+            raise Unsupported(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
         program = self._build(forward, outputs, parts=parts, stateful=words)
         self._look_at_truths(own_call, since=own)
         if self.request.get("drawn") is not None:
@@ -242,7 +241,7 @@ class Session:
         try:
             with torch.no_grad(), self.recorder:
                 other = self._forward(self._other_inputs(), winners=winners)
-        except (Unsupported, BoundExceeded):
+        except Unsupported:
             return False
         except Exception:
             return None

@@ -45,7 +45,7 @@ PLAIN_ROLE = "plain"
 """Role of the children that capture one plain candidate after the other."""
 DOUBTFUL = frozenset(
     {
-        *("Unsupported", "BoundExceeded", "MemoryError", "RecursionError", "OutOfMemoryError"),
+        *("Unsupported", "MemoryError", "RecursionError", "OutOfMemoryError"),
         *("SystemExit", "KeyboardInterrupt", "OSError"),
     }
 )

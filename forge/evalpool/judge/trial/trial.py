@@ -242,7 +242,7 @@ class Runner:
         """A FAILED frame in the judge's words. Its content is the candidate's: only quoted."""
         message, line = body.get("message"), body.get("line")
         stage, kind = str(body.get("stage")), str(body.get("type"))
-        if kind in ("Unsupported", "BoundExceeded"):
+        if kind == "Unsupported":
             detail = words.at_line(self.code, line, str(message))
             return self.finding(Status.REJECTED, "unsupported", detail)
         text = f"{kind}: {message}" if message else f"{kind}"
