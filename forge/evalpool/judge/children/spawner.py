@@ -162,7 +162,6 @@ class Spawner:
         env |= {} if self._is_gpu else root.NO_CARDS
         env |= {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         env |= {"PATH": "/usr/bin:/bin", "OMP_WAIT_POLICY": "passive"}  # of an oracle's threads
-        env |= {"TRITON_DEFAULT_FP_FUSION": "1"}  # as in children, for what is compiled before
         env |= HARVEST if self._config["harvests"] else {}
         self._process = subprocess.Popen(
             command, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL

@@ -227,6 +227,7 @@ def _be_zygote(
     """Runs a zygote until its end, in a process of its own in its namespaces. One of a harvest has
     children for `problems` or `answers`, too."""
     folder = config["folder"]
+    os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"  # as in children
     environment = dict(enter.CHILD_ENVIRONMENT)
     if is_gpu:
         environment |= root.child_environment()
