@@ -17,7 +17,6 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from forge.evalpool.judge.capture.pretence import Card
 from forge.evalpool.judge.capture.session import capture
 from forge.evalpool.judge.capture.stage import Stage
 from forge.evalpool.judge.channel import frames, heap
-from forge.evalpool.judge.channel.frames import IDLE_S, Kind
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.format import Program
 
@@ -122,12 +121,11 @@ A module's tensors last until its functions, which refer to it, are collected.""
 def main(sock: socket.socket, *, file: str) -> None:
     """Captures the candidate of one CANDIDATE frame. Its body is the request of
     `session.capture`, with `code`."""
-    deadline = monotonic() + IDLE_S
-    request = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,)).body
+    request = frames.asked(sock, Kind.CANDIDATE).body
 
     def ask(program: Program) -> Any:
         exchange.send_program(sock, Kind.ASK, {}, wire.dumps(program))
-        found = frames.receive(sock, deadline=deadline, expected=(Kind.ANSWER,)).body["answer"]
+        found = frames.asked(sock, Kind.ANSWER).body["answer"]
         if found is None:
             words = "the judge cannot read this value: compute on the device, without .item()"
             raise Unsupported(f"{words} or bool()")
@@ -140,15 +138,14 @@ def serve_plain(sock: socket.socket, *, file: str) -> None:
     """Captures the plain candidate of one CANDIDATE frame after the other, and forgets each on
     RELEASE. Asks the judge nothing: a candidate with a question fails as unsupported. Returns, so
     that the process ends, where candidates have left too much in use."""
-    deadline = monotonic() + IDLE_S
     drawn = torch.get_rng_state()
     most = heap.mapped_bytes() + MAX_GROWTH_BYTES
     count = 0
     while True:
-        request = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,)).body
+        request = frames.asked(sock, Kind.CANDIDATE).body
         _report(sock, request, ask=None, file=file)
         del request
-        frames.receive(sock, deadline=deadline, expected=(Kind.RELEASE,))
+        frames.asked(sock, Kind.RELEASE)
         _forget(file)
         torch.set_rng_state(drawn)
         count += 1

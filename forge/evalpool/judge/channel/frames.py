@@ -157,6 +157,13 @@ def receive(
         raise
 
 
+def asked(sock: socket.socket, *expected: Kind, takes_fds: bool = False) -> Frame:
+    """What the judge asks this child next, whenever that is: its end closes the socket. Raises as
+    `receive`."""
+    deadline = monotonic() + IDLE_S
+    return receive(sock, deadline=deadline, expected=expected, takes_fds=takes_fds)
+
+
 def _parse(data: bytes) -> dict[str, Any]:
     try:
         body = json.loads(data)

@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ from random import Random
 from typing import Any, NoReturn
 
 from forge.evalpool.judge.channel import frames, heap
-from forge.evalpool.judge.channel.frames import IDLE_S, Kind
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.sandbox import enter, linux, processes, proof, root
 from forge.evalpool.judge.sandbox.enter import Isolation, Surroundings
 from forge.process.lease import collector_paused
@@ -67,10 +66,8 @@ class Zygote:
 
     def serve(self) -> None:
         """Forks and reaps on request, until the judge hangs up."""
-        kinds = (Kind.SPAWN, Kind.REAP)
         while True:
-            deadline = time.monotonic() + IDLE_S
-            request = frames.receive(self.sock, deadline=deadline, expected=kinds, takes_fds=True)
+            request = frames.asked(self.sock, Kind.SPAWN, Kind.REAP, takes_fds=True)
             if request.kind is Kind.SPAWN:
                 frames.send(self.sock, Kind.SPAWNED, {"pid": self._spawn(request)})
             else:

@@ -25,7 +25,6 @@ import socket
 import struct
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,7 +35,7 @@ from triton.backends.compiler import GPUTarget, Language
 from triton.compiler.compiler import make_backend
 
 from forge.evalpool.judge.channel import frames
-from forge.evalpool.judge.channel.frames import Kind
+from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.compiler.binary import Binary, TensorMap, warp_size_of
 from forge.evalpool.judge.compiler.text import Refused, check_text, operations, without
 from forge.evalpool.judge.program import dialect
@@ -367,7 +366,6 @@ def _forms(type: str) -> list[list[str]]:
             return []
 
 
-IDLE_S = 600.0
 MAX_MESSAGE_CHARACTERS = 2000
 _DIAGNOSTIC = re.compile(rf'{re.escape(TEXT_NAME)}"?:(\d+):(\d+)\)?: (?:error: )?(.+)')
 _ASSEMBLER = re.compile(r"^ptxas.*?error\s*: (.+)", re.MULTILINE)
@@ -401,9 +399,8 @@ def warm_up(target: str) -> None:
 
 
 def main(sock: socket.socket) -> None:
-    deadline = time.monotonic() + IDLE_S
     try:
-        asked = frames.receive(sock, deadline=deadline, expected=(Kind.CALL,), takes_fds=True)
+        asked = frames.asked(sock, Kind.CALL, takes_fds=True)
     except frames.PeerGone:
         return
     sys.setrecursionlimit(10_000)

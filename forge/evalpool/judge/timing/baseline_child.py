@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from forge.evalpool.judge.channel import frames
-from forge.evalpool.judge.channel.frames import IDLE_S, Kind
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.numbers import parameters
 from forge.evalpool.judge.numbers.called import leaves, replaced
 from forge.evalpool.judge.reference.construct import describe
@@ -117,18 +117,12 @@ class Timed:
 
 def main(sock: socket.socket) -> None:
     """Times references, one after another, until the judge hangs up or one fails."""
-    request = _next_request(sock)
+    request = frames.asked(sock, Kind.PROBLEM).body
     torch.set_grad_enabled(False)
     torch.cuda.init()
     torch.cuda.set_stream(torch.cuda.Stream())
     while _measure(sock, request):
-        request = _next_request(sock)
-
-
-def _next_request(sock: socket.socket) -> dict[str, Any]:
-    """Raises PeerGone when the judge hangs up."""
-    deadline = time.monotonic() + IDLE_S
-    return frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
+        request = frames.asked(sock, Kind.PROBLEM).body
 
 
 def _measure(sock: socket.socket, request: dict[str, Any]) -> bool:
@@ -136,7 +130,7 @@ def _measure(sock: socket.socket, request: dict[str, Any]) -> bool:
     try:
         timed = Timed(request)
         frames.send(sock, Kind.DONE, {"no_graph": timed.no_graph})
-        frames.receive(sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.CALL,))
+        frames.asked(sock, Kind.CALL)
         body = {"gpu_us": timed.times()}
         del timed
         gc.collect()  # a model refers to itself
