@@ -15,11 +15,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any
 
 from forge.evalpool.judge.program.wire import flag, integer, many, record, refuse, text, whole
-
-Header: TypeAlias = Mapping[str, Any]
 
 MAX_CODE_BYTES = 8 << 20
 """Largest binary; the largest seen is 0.4 MB."""
@@ -128,7 +126,7 @@ BINARY = record(
 )
 
 
-def parse_binary(header: Header, code: bytes) -> Binary:
+def parse_binary(header: Mapping[str, Any], code: bytes) -> Binary:
     """A binary of fields that a compiler child or a cache file holds. Raises InvalidProgram, whose
     message names the field."""
     return whole(BINARY, {**header, "code": code})

@@ -19,7 +19,6 @@ MIN_ROCM: Final = (6, 2)
 """Oldest ROCm that Triton's launcher and the executor's calls are known in."""
 NAMES: Mapping[str, tuple[str, str]] = {
     "context_limit": ("cuCtxSetLimit", "hipDeviceSetLimit"),
-    "context_synchronize": ("cuCtxSynchronize", "hipDeviceSynchronize"),
     "device_attribute": ("cuDeviceGetAttribute", "hipDeviceGetAttribute"),
     "error_name": ("cuGetErrorName", ""),
     "function_cache": ("cuFuncSetCacheConfig", ""),
