@@ -121,7 +121,7 @@ def send(
         if fds:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             sock.sendmsg([header], rights)
-            sock.sendall(data)
+            sock.sendall(data + tail)
         else:  # a child may not call sendmsg at every level
             sock.sendall(header + data + tail)
     except TimeoutError as error:
