@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge.children.spawner import Spawner
+from forge.evalpool.judge.compiler import compile as compile_module
 from forge.evalpool.judge.compiler.binary import (
     Binary,
     Failure,
@@ -120,8 +121,8 @@ def test_a_child_that_ends_is_its_kernels_failure(
 
     if end == "killed":
         monkeypatch.setattr(Spawner, "spawn", spawn_and_kill)
-    deadline_s = 0.01 if end == "silent" else 60.0
-    own = Compiler(bench.spawner, cache=Cache(None), deadline_s=deadline_s)
+    monkeypatch.setattr(compile_module, "DEADLINE_S", 0.01 if end == "silent" else 60.0)
+    own = Compiler(bench.spawner, cache=Cache(None))
     (found,) = own.compile([make_kernel(DOUBLE.replace("addf", "subf"))], TARGET)
     own.close()
     assert isinstance(found, Failure)
@@ -197,9 +198,12 @@ class TestCache:
             path.rename(path.parent / key[2:])
         assert Cache(tmp_path).get(key) is None
 
-    def test_the_oldest_entries_go(self, tmp_path: Path, binary: Binary) -> None:
+    def test_the_oldest_entries_go(
+        self, tmp_path: Path, binary: Binary, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         size = len(binary.code) + len(json.dumps(binary.header())) + 36
-        cache = Cache(tmp_path, max_disk_bytes=4 * size)
+        monkeypatch.setattr(compile_module, "MAX_DISK_BYTES", 4 * size)
+        cache = Cache(tmp_path)
         keys = [f"{number:02x}" + "0" * 62 for number in range(6)]
         for number, key in enumerate(keys):
             cache.put(dataclasses.replace(binary, key=key))

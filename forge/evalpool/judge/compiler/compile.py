@@ -79,13 +79,11 @@ class Job:
 class Compiler:
     """Compiles kernels for the judge. Safe to use from several threads."""
 
-    def __init__(self, spawner: Spawner, *, cache: Cache, deadline_s: float = DEADLINE_S) -> None:
-        """`deadline_s`: for one kernel."""
+    def __init__(self, spawner: Spawner, *, cache: Cache) -> None:
         self._spawner = spawner
         self._cache = cache
         count = len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="compile")
-        self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._known: dict[str, Future[Any]] = {}
         """Work that goes on, kernels that failed, and those whose tiles fit, by key."""
@@ -223,7 +221,7 @@ class Compiler:
         try:
             with shared_memory(code_at + MAX_CODE_BYTES) as (fd, memory):
                 memory[: len(text)] = text
-                deadline = time.monotonic() + self._deadline_s
+                deadline = time.monotonic() + DEADLINE_S
                 frames.send(child.sock, Kind.CALL, request, fds=(fd,))
                 answer = frames.receive(
                     child.sock, deadline=deadline, expected=(Kind.DONE, Kind.FAILED)
@@ -234,7 +232,7 @@ class Compiler:
                     return _excess(answer.body, job)
                 return _binary(answer.body, memory[code_at:], job)
         except frames.DeadlinePassed:
-            message = f"not compiled within {self._deadline_s:g} s"
+            message = f"not compiled within {DEADLINE_S:g} s"
         except frames.PeerGone:
             has_hung_up = True
         except (frames.FrameError, InvalidProgram) as error:
@@ -317,17 +315,13 @@ def key_of(kernel: Kernel, *, target: str, version: str) -> str:
 class Cache:
     """Binaries by key. Safe to use from several threads, and from several judges on one folder."""
 
-    def __init__(self, folder: Path | None, *, max_disk_bytes: int = MAX_DISK_BYTES) -> None:
-        """
-        Args:
-            folder: made if missing; None for one that ends with this object, as where it is not
-                ours alone.
-        """
+    def __init__(self, folder: Path | None) -> None:
+        """`folder`: made if missing; None for one that ends with this object, as where it is not
+        ours alone."""
         if folder is None or not _is_own(folder):
             folder = Path(tempfile.mkdtemp(prefix="forge-kernels-"))
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._folder = folder
-        self._max_disk_bytes = max_disk_bytes
         self._disk_bytes = sum(size for _, size, _ in self._files())
 
     def get(self, key: str) -> Binary | None:
@@ -353,7 +347,7 @@ class Cache:
         except OSError as error:
             logger.warning("the kernel cache cannot be written: %s", error)
             return
-        if self._disk_bytes > self._max_disk_bytes:
+        if self._disk_bytes > MAX_DISK_BYTES:
             self._remove_oldest()
 
     def _path(self, key: str) -> Path:
@@ -374,7 +368,7 @@ class Cache:
         files = self._files()
         left = sum(size for _, size, _ in files)
         for _, size, path in files:
-            if left <= self._max_disk_bytes * KEPT_SHARE:
+            if left <= MAX_DISK_BYTES * KEPT_SHARE:
                 break
             path.unlink(missing_ok=True)
             left -= size
