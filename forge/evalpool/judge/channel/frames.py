@@ -158,8 +158,8 @@ def receive(
 
 
 def asked(sock: socket.socket, *expected: Kind, takes_fds: bool = False) -> Frame:
-    """What the judge asks this child next, whenever that is: its end closes the socket. Raises as
-    `receive`."""
+    """The judge's next request to this child, whenever it comes: the end of the judge closes the
+    socket. Raises as `receive`."""
     deadline = monotonic() + IDLE_S
     return receive(sock, deadline=deadline, expected=expected, takes_fds=takes_fds)
 
