@@ -49,8 +49,8 @@ from forge.evalpool.judge.wide.program import Narrow, widened
 
 Layout: TypeAlias = list[Any]
 """Type, shape and first byte of each tensor."""
-COLLECTED_EVERY = 8
-"""Candidates behind which Python collects what refers to itself: it takes 1.5 ms."""
+COLLECTED_EVERY = 32
+"""Candidates behind which Python collects what refers to itself: it takes 10 ms."""
 MAX_FAULTS = 20
 MAX_MESSAGE_CHARACTERS = 1000
 
