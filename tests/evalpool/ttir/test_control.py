@@ -5,7 +5,7 @@ import pytest
 
 from forge.evalpool.judge.ttir.evaluate import Order
 from forge.evalpool.judge.ttir.values import Unsupported
-from tests.evalpool.ttir.kernels import kernel, pointers, run, text
+from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run, text
 
 
 def steps(n: int) -> int:
@@ -154,3 +154,27 @@ def test_a_lock_needs_no_more_than_two_instances_at_once() -> None:
     locks, counts = np.zeros(4, np.int32), np.zeros(4, np.int32)
     run(text("locked_sum"), 40, x, out, locks, counts, 100, name="red", num_resident=2)
     assert (out == 10).all()
+
+
+@pytest.mark.parametrize("where", ["a loop", "a branch"])
+def test_a_way_that_data_decide_is_another_one_in_the_next_call(where: str) -> None:
+    block = "tensor<16x!tt.ptr<i32>>"
+    body = f"%v = tt.load %x.at : {block}\n tt.store %y.at, %v : {block}"
+    lines = {
+        "a loop": f"scf.for %k = %zero to %n step %one : i32 {{\n {body}\n }}",
+        "a branch": f"%is = arith.cmpi sgt, %n, %zero : i32\n scf.if %is {{\n {body}\n }}",
+    }
+    source = kernel(
+        "%x: !tt.ptr<i32>, %y: !tt.ptr<i32>, %limit: !tt.ptr<i32>",
+        pointers("x", kind="i32")
+        + pointers("y", kind="i32")
+        + "%n = tt.load %limit : !tt.ptr<i32>\n"
+        + "%zero = arith.constant 0 : i32\n %one = arith.constant 1 : i32\n"
+        + lines[where],
+    )
+    x, y, limit = np.arange(32, dtype=np.int32), np.zeros(32, np.int32), np.zeros(1, np.int32)
+    memory = memory_of(x, y, limit)
+    for number in (0, 2, 0):
+        limit[:], y[:] = number, 0
+        run(source, 2, x, y, limit, memory=memory, key=0)
+        assert np.array_equal(y, x if number else np.zeros(32))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from forge.evalpool.judge.ttir.evaluate import Order
-from tests.evalpool.ttir.kernels import kernel, pointers, run
+from tests.evalpool.ttir.kernels import kernel, memory_of, pointers, run
 
 LANES, INSTANCES = 16, 7
 KIND = "tensor<16xi32>"
@@ -97,6 +97,7 @@ class Writer:
     def statement(self, depth: int) -> Compute:
         nested = [self.loop, self.branch] * (depth > 0)
         kinds = [self.constant, *[self.binary] * 4, self.select, *[self.fold] * 4, *nested]
+        kinds += [self.gather] * 2
         name, compute = self.draw.choice(kinds)(depth - 1)
         self.names.append(name)
         return compute
@@ -128,6 +129,24 @@ class Writer:
         return made, lambda known, pid: [
             known[a if holds(known[left][lane], known[right][lane]) else b][lane]
             for lane in range(LANES)
+        ]
+
+    def gather(self, _depth: int) -> tuple[str, Compute]:
+        """Elements of the instance's row of x at a variable, where another one is below 7; else 0.
+        Some of these depend on no input."""
+        at, limited, (row, seven, zero) = self.one(), self.one(), (15, 7, 0)
+        ends = [self.say(f"arith.constant dense<{n}> : {KIND}") for n in (row, seven, zero)]
+        place = self.say(f"arith.andi {self.names[at]}, {ends[0]} : {KIND}")
+        index = self.say(
+            f"arith.addi {place}, {self.say(f'tt.splat %base : i32 -> {KIND}')} : {KIND}"
+        )
+        mask = self.say(f"arith.cmpi slt, {self.names[limited]}, {ends[1]} : {KIND}")
+        block = "tensor<16x!tt.ptr<i32>>"
+        address = self.say(f"tt.addptr %x.all, {index} : {block}, {KIND}")
+        made = self.say(f"tt.load {address}, {mask}, {ends[2]} : {block}")
+        return made, lambda known, pid: [
+            known[0][place & row] if other < seven else zero
+            for place, other in zip(known[at], known[limited], strict=True)
         ]
 
     def fold(self, _depth: int) -> tuple[str, Compute]:
@@ -204,7 +223,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("order", list(Order))
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(60))
 def test_all_instances_at_once_compute_what_each_lane_does(seed: int, order: Order) -> None:
     writer = Writer(Random(seed))
     body = [writer.statement(2) for _ in range(writer.draw.randint(2, 8))]
@@ -223,7 +242,10 @@ def test_all_instances_at_once_compute_what_each_lane_does(seed: int, order: Ord
         + "\n".join(writer.lines)
         + f"\n    tt.store %y.at, {mixed} : tensor<16x!tt.ptr<i32>>",
     )
-    run(source, INSTANCES, x, y, order=order)
+    memory, others = memory_of(x, y), x.copy()
+    for given in (x[::-1].copy(), others):  # the second call knows places of the first
+        x[:] = given
+        run(source, INSTANCES, x, y, order=order, memory=memory, key=0)
     for pid in range(INSTANCES):
         lanes = list(range(pid * LANES, (pid + 1) * LANES))
         known = [[int(one) for one in x[lanes]], lanes, [pid] * LANES]

@@ -487,6 +487,7 @@ class CpuExecutor:
                 num_resident=max(1, NUM_SMS * min(THREADS_OF_SM // threads, BLOCKS_OF_SM)),
                 num_warps=kernel.options.num_warps,
                 seen=self._seen,
+                key=id(node),
             )
             memory = [self._memory_of(one) for one in node.arguments]
             note_all(self.noted, plan.decisions, self._seen, kernel, memory)

@@ -92,6 +92,7 @@ def launch(
     num_resident: int = 1 << 31,
     num_warps: int = 4,
     seen: dict[Decision, int] | None = None,
+    key: int | None = None,
 ) -> Report:
     """Runs a kernel on the storages of `memory`.
 
@@ -101,6 +102,7 @@ def launch(
             in which a card begins them.
         num_warps: warps of an instance: the threads of one see each other's stores.
         seen: sides of decisions that were taken so far; gets those of this launch.
+        key: of this launch, which the program repeats on other inputs.
 
     Raises:
         Faulted: an access is out of bounds or misaligned. Earlier stores have happened.
@@ -133,6 +135,8 @@ def launch(
         is_serial=is_serial,
         seen={} if seen is None else seen,
     )
+    if key is not None and is_first and not is_serial:
+        one.tape = memory.tape(key, function.fixed)
     kinds = function.function.arguments
     if len(kinds) != len(arguments):
         raise Unsupported(f"{len(arguments)} arguments for {len(kinds)} parameters")
@@ -145,6 +149,7 @@ def launch(
             for ids in _slabs(plan, total, order):
                 for _ in run_function(function, values, Group(launch=one, ids=ids)):
                     pass
+    one.tape.is_whole = True
     if is_first and total > 1 and plan.ordering is not None:
         first = plan.ordering
         facts: Any = {"operation": first.name, "index": first.index, "line": first.line}

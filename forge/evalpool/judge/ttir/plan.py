@@ -25,8 +25,9 @@ import numpy as np
 from forge.evalpool.judge.ttir import tree, verify
 from forge.evalpool.judge.ttir.decisions import Decision, Decisions
 from forge.evalpool.judge.ttir.memory.access import may_synchronise, pass_barrier
-from forge.evalpool.judge.ttir.memory.storages import Group
+from forge.evalpool.judge.ttir.memory.storages import Fixed, Group
 from forge.evalpool.judge.ttir.parse import malformed, parse
+from forge.evalpool.judge.ttir.replay import fixed_in
 from forge.evalpool.judge.ttir.semantics import reduce, scan
 from forge.evalpool.judge.ttir.steps import HINTS, TensorDescriptor, compute_of, constant_of, hinted
 from forge.evalpool.judge.ttir.values import (
@@ -59,10 +60,11 @@ class BlockPlan:
 
     arguments: tuple[int, ...]
     terminator: tree.Operation | None
-    steps: list[tuple[Step | ControlStep, bool, tuple[int, ...]]] = field(
-        default_factory=list[tuple["Step | ControlStep", bool, tuple[int, ...]]]
+    steps: list[tuple[Step | ControlStep, bool, tuple[int, ...], int]] = field(
+        default_factory=list[tuple["Step | ControlStep", bool, tuple[int, ...], int]]
     )
-    """Each with True for control flow, and the values that nothing reads after it."""
+    """Each with True for control flow, the values that nothing reads after it, and the index of its
+    operation; -1 for a step beside one."""
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -75,6 +77,7 @@ class FunctionPlan:
     template: Environment = field(default_factory=list[Any])
     """Environment with the constants."""
     blocks: list[BlockPlan] = field(default_factory=list[BlockPlan])
+    fixed: Fixed = field(default_factory=Fixed)
 
 
 @dataclass(slots=True)
@@ -119,6 +122,7 @@ def plan_of(text: str, *, is_exact: bool = False) -> ModulePlan:
         for one in plan.functions.values():
             blocks, planner = one.function.body.blocks, Planner(plan, one)
             one.blocks = [planner.block(block, frees=len(blocks) == 1) for block in blocks]
+            one.fixed = fixed_in(one.function, plan.decisions)
     return plan
 
 
@@ -140,21 +144,21 @@ class Planner:
         last = _last_uses(block, decided) if frees else {}
         self.module.decisions += [one for each in decided.values() for one in each]
         for given in operations:
-            notes = [(one.note, False, ()) for one in decided[given.index]]
+            notes = [(one.note, False, (), -1) for one in decided[given.index]]
             if given is planned.terminator:
                 planned.steps += notes
                 continue
             operation = _exact(given) if self.module.is_exact else given
             self._note(operation)
             if may_synchronise(operation):
-                planned.steps.append((pass_barrier, False, ()))
+                planned.steps.append((pass_barrier, False, (), -1))
             if operation.name == "arith.constant":
                 self.plan.template[operation.results[0]] = constant_of(operation)
             elif operation.name not in IGNORED:
                 is_control = operation.name in CONTROL
                 make = CONTROL[operation.name] if is_control else _step
                 dead = last.get(operation.index, ())
-                planned.steps += [*notes, (make(operation, self), is_control, dead)]
+                planned.steps += [*notes, (make(operation, self), is_control, dead, given.index)]
         return planned
 
     def outside(self, operation: tree.Operation) -> list[int]:
@@ -246,10 +250,10 @@ def _waits(operation: tree.Operation) -> bool:
 
 
 def run_block(block: BlockPlan, env: Environment, group: Group) -> Run:
-    launch = group.launch
-    launch.spend(len(block.steps) + 1)
-    for step, is_control, dead in block.steps:
-        work = step(env, group)
+    group.launch.spend(len(block.steps) + 1)
+    skipped = group.launch.tape.skipped
+    for step, is_control, dead, index in block.steps:
+        work = None if index in skipped else step(env, group)
         if is_control:
             assert work is not None
             yield from work
@@ -565,7 +569,7 @@ def _elementwise(
         for value in outside:
             env[value] = env[value].reshape(-1, *(1,) * (rank - 1))
         assign(env, block.arguments, arrays)
-        for step, _, _ in block.steps:
+        for step, *_ in block.steps:
             step(env, group)
         for value, before in kept.items():
             env[value] = before
@@ -590,7 +594,7 @@ def _elementwise(
             pass  # it waits for no other instance
         return [np.broadcast_to(value, (size,)).reshape(full[0].shape) for value in found]
 
-    has_branch = len(blocks) > 1 or any(is_control for _, is_control, _ in block.steps)
+    has_branch = len(blocks) > 1 or any(is_control for _, is_control, *_ in block.steps)
     return branching if has_branch else straight
 
 

@@ -30,7 +30,7 @@ def load(access: mem.Access, other: Array | None) -> Array:
     """Values at addresses; `other`, else 0, where the mask is False."""
     launch, dtype = access.launch, memory_dtype(access.element)
     results: list[tuple[mem.Part, Array]] = []
-    for part in list(resolve(access, is_write=False)):
+    for part in parts_of(access, is_write=False):
         raw = part.places.read(launch.memory.elements(part.number, dtype), access.size)
         check_written(access, part)
         if part.number in launch.watched:
@@ -74,7 +74,7 @@ def store(access: mem.Access, values: Array) -> None:
     """Writes values to addresses where the mask is True."""
     launch, dtype = access.launch, memory_dtype(access.element)
     raw = encode(values, access.element)
-    for part in resolve(access, is_write=True):
+    for part in parts_of(access, is_write=True):
         chosen = raw if part.instances is None else take(raw, part.instances)
         flat = launch.memory.elements(part.number, dtype)
         check = note_write(access, part, flat, chosen) if launch.is_racing else None
@@ -126,6 +126,18 @@ def check_written(access: mem.Access, part: mem.Part) -> None:
         if missing.any():
             access.launch.suspect(access.fault_in(mem.FaultKind.UNINITIALISED, part, missing))
             return
+
+
+def parts_of(access: mem.Access, *, is_write: bool) -> list[mem.Part]:
+    """As `resolve`; of a fixed access as its launch's tape has them."""
+    tape, is_fixed = access.launch.tape, access.operation.index in access.launch.tape.fixed.accesses
+    if is_fixed and tape.is_whole:
+        parts, access.addresses = next(tape.rest)
+        return parts
+    parts = [*resolve(access, is_write=is_write)]
+    if is_fixed:
+        tape.add(parts, access)
+    return parts
 
 
 def resolve(access: mem.Access, *, is_write: bool) -> Iterator[mem.Part]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
@@ -123,6 +123,7 @@ class Memory:
         self._views: dict[tuple[int, str], NDArray[np.generic]] = {}
         draw = random.SystemRandom()
         sizes = [len(one.data) for one in storages]
+        self._tapes = dict[int, Tape]()
         self._order = draw.sample(range(len(sizes)), len(sizes))
         """Storages by address."""
         room = SPACE - sum(sizes) - len(sizes) * max(ALIGNMENTS)
@@ -157,6 +158,14 @@ class Memory:
         """Storages that addresses belong to; NOBODY where there is none."""
         numbers = np.array([NOBODY, *self._order, NOBODY], np.int64)
         return numbers[np.searchsorted(self._bounds, addresses, side="right")]
+
+    def tape(self, key: int, fixed: Fixed) -> Tape:
+        """The tape of a launch that begins; an empty one where the others take up the memory."""
+        if sum(one.num_bytes for one in self._tapes.values()) <= MAX_TAPE_BYTES:
+            self._tapes.setdefault(key, Tape(fixed))
+        found = self._tapes.get(key, Tape())
+        found.begin()
+        return found
 
     def elements(self, storage: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
         """A flat view of a storage as elements of a type, as many as fit."""
@@ -358,6 +367,53 @@ def windows_of(addresses: Offsets, origin: int) -> Windows | None:
 # --- launch
 
 
+MAX_TAPE_BYTES = 48 << 20
+"""Memory of a program's tapes; what is beyond is found again by each call."""
+
+
+class Fixed(NamedTuple):
+    """Operations of a kernel, by index."""
+
+    accesses: frozenset[int] = frozenset()
+    """Loads and stores whose places no input has a part in."""
+    skipped: frozenset[int] = frozenset()
+    """Those that compute nothing else."""
+
+
+@dataclass(slots=True)
+class Tape:
+    """The places of a launch's fixed accesses, in their order."""
+
+    fixed: Fixed = field(default_factory=Fixed)
+    is_whole: bool = False
+    """True once a launch has ended: later ones read."""
+    num_bytes: int = 0
+    skipped: frozenset[int] = frozenset()
+    """Operations that a launch leaves out."""
+    rest: Iterator[tuple[list[Part], Offsets]] = field(default_factory=lambda: iter(()))
+    _accesses: list[tuple[list[Part], Offsets]] = field(default_factory=list[Any])
+    """Parts of each, and an array of its shape."""
+
+    def begin(self) -> None:
+        """Begins a launch."""
+        if self.is_whole:
+            self.skipped, self.rest = self.fixed.skipped, iter(self._accesses)
+        else:  # the last one failed
+            self.num_bytes = 0
+            self._accesses.clear()
+
+    def add(self, parts: list[Part], access: Access) -> None:
+        shapes = [one.shape for one in (access.addresses, access.mask) if one is not None]
+        shaped = np.broadcast_to(np.int64(0), np.broadcast_shapes(*shapes))
+        self._accesses.append((parts, shaped))
+        for one in parts:
+            found = one.places.bases if isinstance(one.places, Windows) else one.places.offsets
+            self.num_bytes += found.nbytes + (0 if one.mask is None else one.mask.nbytes)
+        if self.num_bytes > MAX_TAPE_BYTES:
+            self.fixed, self.num_bytes = Fixed(), 0
+            self._accesses.clear()
+
+
 MAX_SUSPICIONS = 20
 """Suspicions of each kind that one launch reports: those of one kind never hide another."""
 UNMASKED = {"tt.load": 1, "tt.store": 2}
@@ -395,6 +451,7 @@ class Launch:
     """Operations so far at which threads may wait for each other."""
     seen: dict[Any, int] = field(default_factory=dict[Any, int])
     """By `Decision`, the sides that were taken by this launch and those before."""
+    tape: Tape = field(default_factory=Tape)
     suspicions: list[Fault] = field(default_factory=list[Fault])
 
     def spend(self, steps: int) -> None:
