@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from forge.evalpool.judge.channel import shm
@@ -402,6 +403,7 @@ def _within(value: Any, num: int) -> int:
     return value
 
 
+@lru_cache(maxsize=256, typed=True)
 def parse_words(data: Any) -> str:
     return clean(str(data), limit=MAX_NAME)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
@@ -19,7 +19,7 @@ from forge.records.verdict import Verdict
 
 Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
 SCOPES = (
-    ast.FunctionDef | ast.ClassDef | ast.Lambda | ast.GeneratorExp | ast.ListComp | ast.DictComp
+    *(ast.FunctionDef, ast.ClassDef, ast.Lambda, ast.GeneratorExp, ast.ListComp, ast.DictComp),
 )
 ALLOWED = (
     "host code may name functions, layers and types of torch, shapes, strides and types of "
@@ -206,6 +206,7 @@ def is_decorated(node: ast.AST, word: str) -> bool:
     return any(word in ast.unparse(one) for one in getattr(node, "decorator_list", ()))
 
 
+@lru_cache(maxsize=256)
 def bound_names(scope: ast.AST) -> frozenset[str]:
     found, shared = set[str](), set[str]()
     if isinstance(scope, ast.FunctionDef | ast.Lambda):
@@ -226,11 +227,12 @@ def bound_names(scope: ast.AST) -> frozenset[str]:
     return frozenset(found - shared)
 
 
-def _within(scope: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(scope):
-        yield child
+def _within(scope: ast.AST) -> list[ast.AST]:
+    found = [*ast.iter_child_nodes(scope)]
+    for child in found:  # which grows
         if not isinstance(child, SCOPES):
-            yield from _within(child)
+            found += ast.iter_child_nodes(child)
+    return found
 
 
 MAX_CODE_BYTES = 256_000
