@@ -27,8 +27,8 @@ SHAPING = (
 
 
 def fixed_in(function: tree.Function, decisions: Sequence[Decision]) -> Fixed:
-    """What is fixed in a kernel; nothing where its way depends on data. What decisions read is
-    computed in each call."""
+    """Fixed operations of a kernel; none where its way depends on data. Values that decisions read
+    are computed in each call."""
     (body, *others), operations = function.body.blocks, [*operations_of(function)]
     pairs = zip(body.arguments, function.arguments, strict=True)
     known = {value for value, kind in pairs if not isinstance(kind, tree.Descriptor)}

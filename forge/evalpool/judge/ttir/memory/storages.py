@@ -368,7 +368,7 @@ def windows_of(addresses: Offsets, origin: int) -> Windows | None:
 
 
 MAX_TAPE_BYTES = 48 << 20
-"""Memory of a program's tapes; what is beyond is found again by each call."""
+"""Memory of a program's tapes; places beyond it are found again by each call."""
 
 
 class Fixed(NamedTuple):
@@ -377,7 +377,7 @@ class Fixed(NamedTuple):
     accesses: frozenset[int] = frozenset()
     """Loads and stores whose places no input has a part in."""
     skipped: frozenset[int] = frozenset()
-    """Those that compute nothing else."""
+    """Operations that compute nothing else."""
 
 
 @dataclass(slots=True)
