@@ -68,7 +68,7 @@ def test_a_child_of_an_ended_zygote_is_not_taken_for_another_ones(spawner: Spawn
     new = spawner.spawn(role="evaluator")
     numbered_alike = dataclasses.replace(old, pid=new.pid)
     assert (spawner.is_current(old), spawner.is_current(new)) == (False, True)
-    assert spawner.end(numbered_alike) == 0
+    assert spawner.end(numbered_alike) is None
     assert not processes.has_ended(new.pid_here)
     with pytest.raises(ZygoteGone, match="with its zygote"):
         spawner.ended(lost)

@@ -217,7 +217,7 @@ class Spawner:
             pid_here = self._inspect(child, role=role)
             self._caps.enclose(pid_here)
         except ZygoteGone as error:
-            status = os.waitstatus_to_exitcode(self.end(child))
+            status = os.waitstatus_to_exitcode(self.end(child) or 0)
             raise ZygoteGone(f"{error} ({describe_exit(status)})") from error
         except BaseException:
             self.end(child)
@@ -233,11 +233,6 @@ class Spawner:
         """True if its zygote has not been replaced; otherwise the child ended with it."""
         return child.generation == self._generation
 
-    def end(self, child: SandboxedChild) -> int:
-        """Kills a child with all that it started. Returns its wait status, 0 if it ended with a
-        zygote that has been replaced. Raises ZygoteGone."""
-        return self._end(child) or 0
-
     def ended(self, child: SandboxedChild) -> Ending:
         """Ends a child that closed its channel; the wait status is its own unless it still ran.
         Raises ZygoteGone also if it ended with its zygote."""
@@ -245,12 +240,14 @@ class Spawner:
         while not (ended := processes.has_ended(child.pid_here)) and time.monotonic() < deadline:
             time.sleep(EXIT_PAUSE_S)
         is_out_of_memory = self._caps.release(child.pid_here)
-        status = self._end(child)
+        status = self.end(child)
         if status is None:
             raise ZygoteGone("a child ended with its zygote")
         return Ending(status=status, was_running=not ended, is_out_of_memory=is_out_of_memory)
 
-    def _end(self, child: SandboxedChild) -> int | None:
+    def end(self, child: SandboxedChild) -> int | None:
+        """Kills a child with all that it started. Returns its wait status, None if it ended with a
+        zygote that has been replaced. Raises ZygoteGone."""
         child.sock.close()
         self._caps.release(child.pid_here)
         try:

@@ -195,11 +195,10 @@ class Runner:
     is_ended: bool = False
     spent_s: float = 0.0
 
-    def end(self) -> int:
-        if self.is_ended:
-            return 0
-        self.is_ended = True
-        return self.spawner.end(self.child)
+    def end(self) -> None:
+        if not self.is_ended:
+            self.is_ended = True
+            self.spawner.end(self.child)
 
     def ask(
         self, kind: Kind, body: dict[str, Any], *, phase: str, left_s: float, limit_s: float,
