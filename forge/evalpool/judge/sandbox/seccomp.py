@@ -2,13 +2,13 @@
 
 It stands behind namespaces, uid and dropped capabilities, not instead of them: it keeps a runner
 from making namespaces of its own (where it would hold capabilities), from any socket, and from
-surviving its parent. x86_64 and aarch64; elsewhere `install` answers False and the verdict's
-isolation level stays what the rest gives.
+surviving its parent. For x86_64 and aarch64: no other machine has a sandbox.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
 from functools import cache
@@ -113,28 +113,26 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
 
-def install(*, is_gpu: bool = False, is_shared: bool = False) -> bool:
-    """Filters this process and all it starts, for good. Needs no_new_privs. False where unknown.
+def install(*, is_gpu: bool = False, is_shared: bool = False) -> None:
+    """Filters this process and all it starts, for good. Needs no_new_privs. Raises OSError.
 
     With `is_gpu`, sockets of the Unix family can be made and bound, since cuInit fails with error
     304 without one (measured), but not connected; the network namespace is then the child's own.
     With `is_shared`, no namespace is: also refused is what would act on others' files, processes
     and queues, and sending to an address.
     """
-    code = _program(os.uname().machine, is_gpu, is_shared)
-    if code is None:
-        return False
+    machine = os.uname().machine
+    if machine not in DENIED:
+        raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
+    code = _program(machine, is_gpu, is_shared)
     program = _Program(len(code) // 8, code)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP) was refused")
-    return True
 
 
 @cache
-def _program(machine: str, is_gpu: bool, is_shared: bool) -> bytes | None:
-    if machine not in DENIED:
-        return None
+def _program(machine: str, is_gpu: bool, is_shared: bool) -> bytes:
     lines = [
         _line(LOAD, ARCH_AT),
         _line(JUMP_EQUAL, AUDIT_ARCH[machine], yes=1),
