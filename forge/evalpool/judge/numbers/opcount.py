@@ -126,6 +126,8 @@ class OpCounter(Watching):
         """NaN and infinities that operations look for in an input itself."""
         self.is_comparing = False
         """True if two tensors with axes were compared."""
+        self.is_gating = False
+        """True if something was decided once, for all of a tensor."""
         self.is_truncating = False
         """True if floats were cast to integers, which is undefined for NaN."""
         self.halves: set[str] = set()
@@ -169,6 +171,7 @@ class OpCounter(Watching):
                 whole = any(not o.is_floating_point() and o.dtype is not torch.bool for o in made)
                 is_cast = name in CASTS and any(one.is_floating_point() for one in given)
                 self.is_truncating |= is_cast and whole
+                self.is_gating |= any(o.dtype is torch.bool and o.numel() == 1 for o in made)
                 self.halves |= _rounded_to(name, given, made)
                 self.names[name] = self.names.get(name, 0) + 1
                 self.flops += _flops(name, given, made)

@@ -47,6 +47,8 @@ LARGE = ((3.0, 45.0), (3.0, 22.0), (6.0, 12.0), (3.0, 6.0), (1.0, 3.0))
 NEAR = 2
 """The first step of what is asked for in the problem's own types, too."""
 
+WHOLE_GATES = ("reads", "gates")
+"""Keys of `Looks.does`: a reference may decide once for all of an input."""
 FEW = ("two", "distinct")
 """Forms that no other value keeps: they have constants that are looked for beyond their range."""
 
@@ -548,9 +550,10 @@ def _scaled(ground: Ground, old: Values) -> Values:
     """A whole row or input next to 0, where `exp(x) - 1` in float64 still has seven digits, or of
     a size next to a constant that may bound it."""
     small = [one for one in ground.looks.constants if MIN_SIZE < one < ground.rms]
-    if small and random.random() < 0.5:
+    if small and random.random() < (0.5 if ground.looks.does.isdisjoint(WHOLE_GATES) else 0.9):
         size = random.choice((old.abs().max(), old.norm(), old.square().mean().sqrt()))
-        return old * (random.choice(small) * 2.0 ** random.uniform(-4, 1) / (float(size) or 1.0))
+        constant = random.choice((random.choice(small), min(small)))
+        return old * (constant * 2.0 ** random.uniform(-4, 1) / (float(size) or 1.0))
     return old * 2.0 ** -random.randint(4, 12 if ground.value.itemsize < 4 else 28)
 
 
@@ -900,8 +903,9 @@ def tensors_for(ground: Ground) -> list[str]:
     if form == "two":
         return [*([] if ground.domain.is_filled else ["empty row"]), "full row"]
     if ground.is_float:
-        reads = "reads" in ground.looks.does and ground.constants(far=False)
-        return ["scaled row", "zero row", "lowered row", "row above" if reads else "positive row"]
+        found = ["scaled row", "zero row", "lowered row", "positive row"]
+        may_exceed = not ground.looks.does.isdisjoint(WHOLE_GATES)
+        return [*found, "row above"] if may_exceed and ground.constants(far=False) else found
     return ["constant row", "empty row"]
 
 

@@ -88,7 +88,7 @@ NUM_AIMED, MIN_AIMED, MAX_AIMED, AIMED_BYTES = 12, 6, 64, 64 << 20
 number with those of whole inputs; and memory that they share."""
 LEAST_SHAKE = 0.1
 """Least change of a parameter."""
-NUM_TENSORS = 4
+NUM_TENSORS = 5
 """Further sets, each with one whole input that is planted, where an output may depend on it as a
 whole: on a maximum or a mean of all, or on its bound."""
 NUM_JOINED = 4
@@ -574,7 +574,8 @@ class Draws:
 
     def _moves_all(self, ground: Ground) -> bool:
         """True if a few elements of one row of an input move most of an output, or if it has no
-        other rows and some output has less elements, or if Python code reads a value."""
+        other rows and some output has less elements, or if Python code or one comparison may
+        decide for all of it."""
         length, device = ground.value.shape[-1], ground.value.device
         row = random.randrange(ground.value.numel() // length)
         at = row * length + torch.randint(length, (NUM_MOVED,), device=device)
@@ -588,7 +589,7 @@ class Draws:
         found = self._tried(self._with(self._known.inputs, [group]))
         if found is None:
             return False
-        return "reads" in self._looks.does or any(
+        return not self._looks.does.isdisjoint(plants.WHOLE_GATES) or any(
             (ground.value.ndim == 1 and 2 * one.numel() < ground.value.numel())
             or (one.shape == other.shape and float((one != other).double().mean()) > MOST)
             for one, other in zip(self._known.outputs, found.outputs, strict=True)

@@ -38,6 +38,7 @@ DOES = {
         "joins": "all|any|sum|mean|min|max|prod|cum|sort|norm|mm|count",  # elements of a row
         "walks": r"\Awalk\Z",  # one operation in many steps
         "reads": "_local_scalar_dense",
+        "gates": r"\Agate\Z",  # one decision for all of a tensor
         "orders": "sort|topk|kthvalue|median|quantile|unique",
         "bits": "bitwise|shift",
         "extrema": r"\A(?!clamp|maximum|minimum)(.*max|.*min|sort|topk|.*sumexp|masked_fill)",
@@ -146,6 +147,7 @@ class Looks:
 def done_by(counted: OpCounter, source: str) -> frozenset[str]:
     """The keys of DOES whose operations a call has."""
     names = [*counted.names, *(["tolist"] if ".tolist(" in source else [])]
+    names += ["gate"] if counted.is_gating else []
     names += ["walk"] if max(counted.names.values(), default=0) >= MIN_STEPS else []
     return frozenset(what for what, one in DOES.items() if any(map(one.search, names)))
 
