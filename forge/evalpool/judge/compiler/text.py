@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from forge.evalpool.judge.program import dialect
 from forge.evalpool.judge.program.format import Kernel
 
-MAX_TEXT_BYTES = 8 << 20
 _TOKEN = re.compile(
     r"""
       (?P<skipped>(?>
@@ -63,8 +62,6 @@ class Refused(Exception):
 
 def check_text(text: str) -> None:
     """Raises Refused where a word, type or mark of a TTIR text is outside the closed list."""
-    if len(text) > MAX_TEXT_BYTES:
-        raise Refused("", f"text of {len(text)} characters, at most {MAX_TEXT_BYTES}")
     if not text.isascii():
         raise Refused("", "text is not ASCII")
     for match in _TOKEN.finditer(text):
