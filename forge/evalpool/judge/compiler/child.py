@@ -228,69 +228,55 @@ def parse(text: str, target: Target) -> Any:
 
 def check_module(module: Any, *, name: str, parameters: tuple[Parameter, ...]) -> None:
     """Raises Refused where an operation, function or signature is outside the closed list."""
-    walker = _Walker(name)
-    module.walk(walker.visit)
-    if walker.refusal is not None:
-        raise walker.refusal
-    if walker.num_modules != 1 or walker.num_public != 1:
-        raise Refused("tt.func", f"{walker.num_public} public functions, not one")
-    function = module.get_function(name)
-    found = [str(one) for one in module.get_function_signature(function)]
-    if not takes(found, parameters):
+    found: list[Any] = []
+    module.walk(found.append)
+    num_modules = num_public = 0
+    for operation in found:
+        kind = operation.get_name()
+        _check(operation, kind)
+        num_modules += kind == "builtin.module"
+        num_public += kind == "tt.func" and _is_public(operation, name)
+    if num_modules != 1 or num_public != 1:
+        raise Refused("tt.func", f"{num_public} public functions, not one")
+    taken = [str(one) for one in module.get_function_signature(module.get_function(name))]
+    if not takes(taken, parameters):
         wanted = ", ".join(one.type for one in parameters)
-        raise Refused("tt.func", f"takes ({', '.join(found)}), the kernel's parameters: {wanted}")
+        raise Refused("tt.func", f"takes ({', '.join(taken)}), the kernel's parameters: {wanted}")
 
 
-class _Walker:
-    """Looks at each operation; the first refusal is kept, since MLIR's walk cannot be left."""
+def _check(operation: Any, name: str) -> None:
+    if name not in dialect.OPERATIONS:
+        raise Refused(name, "is not in the closed list")
+    match name:
+        case "tt.bitcast":
+            kinds = [str(operation.get_operand(0).get_type()), _type(operation)]
+            if len({"!tt.ptr" in kind for kind in kinds}) > 1:
+                raise Refused(name, " to ".join(kinds))
+        case "tt.extern_elementwise":
+            _check_extern(operation)
+        case "tt.elementwise_inline_asm":
+            given = (operation.get_str_attr(one) for one in ("asm_string", "constraints"))
+            if reason := dialect.refused_assembly(*given):
+                raise Refused(name, reason)
+        case "ub.poison":
+            if "!tt." in _type(operation):
+                raise Refused(name, "a pointer without value")
+        case _:
+            pass
 
-    def __init__(self, name: str) -> None:
-        self.refusal: Refused | None = None
-        self.num_modules = 0
-        self.num_public = 0
-        self._name = name
 
-    def visit(self, operation: Any) -> None:
-        if self.refusal is None:
-            try:
-                self._check(operation, operation.get_name())
-            except Refused as refusal:
-                self.refusal = refusal
-
-    def _check(self, operation: Any, name: str) -> None:
-        if name not in dialect.OPERATIONS:
-            raise Refused(name, "is not in the closed list")
-        match name:
-            case "builtin.module":
-                self.num_modules += 1
-            case "tt.func":
-                self._check_function(operation)
-            case "tt.bitcast":
-                kinds = [str(operation.get_operand(0).get_type()), _type(operation)]
-                if len({"!tt.ptr" in kind for kind in kinds}) > 1:
-                    raise Refused(name, " to ".join(kinds))
-            case "tt.extern_elementwise":
-                _check_extern(operation)
-            case "tt.elementwise_inline_asm":
-                given = (operation.get_str_attr(one) for one in ("asm_string", "constraints"))
-                if reason := dialect.refused_assembly(*given):
-                    raise Refused(name, reason)
-            case "ub.poison":
-                if "!tt." in _type(operation):
-                    raise Refused(name, "a pointer without value")
-            case _:
-                pass
-
-    def _check_function(self, function: Any) -> None:
-        symbol = function.get_str_attr("sym_name")
-        if function.get_num_regions() != 1 or function.get_region(0).empty():
-            raise Refused("tt.func", f"{symbol!r} has no body")
-        if function.get_str_attr("sym_visibility") != "private":
-            self.num_public += 1
-            if symbol != self._name:
-                raise Refused("tt.func", f"public {symbol!r}, the kernel's name is {self._name!r}")
-        elif symbol.startswith(RESERVED):
-            raise Refused("tt.func", f"{symbol!r} is a reserved name")
+def _is_public(function: Any, name: str) -> bool:
+    """True for the kernel's own function. Raises Refused for another public one, and for what is
+    no helper."""
+    symbol = function.get_str_attr("sym_name")
+    if function.get_num_regions() != 1 or function.get_region(0).empty():
+        raise Refused("tt.func", f"{symbol!r} has no body")
+    is_public = function.get_str_attr("sym_visibility") != "private"
+    if is_public and symbol != name:
+        raise Refused("tt.func", f"public {symbol!r}, the kernel's name is {name!r}")
+    if not is_public and symbol.startswith(RESERVED):
+        raise Refused("tt.func", f"{symbol!r} is a reserved name")
+    return is_public
 
 
 def _type(operation: Any) -> str:
