@@ -312,7 +312,9 @@ def _shown(messages: Sequence[Mapping[str, str]]) -> str:
 
 FILES = frozenset({"open", "input"})
 CODE = frozenset({"exec", "eval", "compile", "__import__", "breakpoint"})
-METHODS = frozenset({"tofile", "fromfile", "savetxt", "loadtxt", "savez", "memmap", "from_file"})
+METHODS = frozenset({"tofile", "fromfile", "savetxt", "loadtxt", "savez", "memmap", "from_file",
+                     "FileHandler"})  # fmt: skip
+PROCESSES = frozenset({"torch.multiprocessing", "torch.utils.cpp_extension"})
 OF_FILES = frozenset({
     f"{owner}.{name}" for owner in ("torch", "np", "numpy") for name in ("save", "load")
 })  # fmt: skip
@@ -354,6 +356,8 @@ def _fault(node: ast.AST) -> str | None:
             return "runs code from text"
         case ast.Attribute(attr=name) if name in METHODS or ast.unparse(node) in OF_FILES:
             return "reads or writes files"
+        case ast.Attribute() if ast.unparse(node) in PROCESSES:
+            return "starts processes"
         case _:
             return None
 

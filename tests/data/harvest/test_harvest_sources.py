@@ -314,6 +314,8 @@ def test_a_file_may_name_its_encoding_and_one_that_is_no_python_says_why(tmp_pat
         ("open('x')", "reads or writes files"),
         ("torch.save(1, 'x')", "reads or writes files"),
         ("exec('1')", "runs code from text"),
+        ("import logging; logging.FileHandler('x')", "reads or writes files"),
+        ("torch.multiprocessing.Process(target=print).start()", "starts processes"),
         ("def (", "no Python"),
     ],
 )
