@@ -310,3 +310,8 @@ def test_annotations_are_types_as_where_the_file_is_imported(tmp_path):
     )
     program = captured(tmp_path, code + PLAIN[len(SCALE) :] + "return scaled(x)", inputs=[[8]])
     assert launches(program)
+
+
+def test_a_call_with_a_constant_that_is_no_number_repeats_itself(tmp_path):
+    code = forward("return x.masked_fill(x > 0, float('nan'))")
+    assert captured(tmp_path, code, inputs=[[4]]).stateful == ""

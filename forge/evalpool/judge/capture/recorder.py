@@ -332,7 +332,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, torch.device | torch.Generator):
             return None
         if value is None or isinstance(value, bool | int | float | str):
-            return value
+            return math.nan if value != value else value  # the same NaN equals itself in a tuple
         raise Unsupported(f"a {type(value).__name__} as an argument of a torch operation")
 
     # Host reads
