@@ -164,19 +164,23 @@ def test_a_parameter_that_forward_changes_is_expected_as_it_leaves_it() -> None:
 @dataclass
 class Oracles:
     """A spawner of oracles that answer in turn: a word is the error of one, "" that it hangs
-    up, SILENT that it says nothing, a layout that it has done its work."""
+    up, SILENT that it says nothing, a layout that it has done its work. After FULL it goes on."""
 
     answers: list[str | dict[str, Any]]
     asked: list[tuple[float, bool]] = field(default_factory=list)
     tf32: list[tuple[bool, bool]] = field(default_factory=list)
     """TF32 allowed in convolutions, and in products."""
     threads: list[threading.Thread] = field(default_factory=list)
+    isolation: str = "namespaces"
+    is_free: bool = True
+    """True if one whose card was full has nothing left there."""
+    num_made: int = 0
 
     def spawn(self, *, role: str, source: str) -> SandboxedChild:
         assert (role, bool(source)) == ("oracle", True)
+        self.num_made += 1
         ours, theirs = socket.socketpair()
-        answer = self.answers.pop(0)
-        thread = threading.Thread(target=self._serve, args=(theirs, answer))
+        thread = threading.Thread(target=self._serve, args=(theirs,))
         thread.start()
         self.threads.append(thread)
         return SandboxedChild(sock=ours, pid=1)
@@ -189,12 +193,12 @@ class Oracles:
         self.threads.pop(0).join()
         return 0
 
-    def _serve(self, sock: socket.socket, answer: str | dict[str, Any]) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         def next_of(kind: Kind) -> dict[str, Any]:
             return frames.receive(sock, deadline=time.monotonic() + 10, expected=(kind,)).body
 
         with sock, contextlib.suppress(frames.PeerGone):
-            body = next_of(Kind.PROBLEM)
+            body, answer = next_of(Kind.PROBLEM), self.answers.pop(0)
             self.asked.append((body["memory_share"], body["plain"]))
             self.tf32.append((body["tf32"], body["tf32_products"]))
             if isinstance(answer, dict):
@@ -204,7 +208,10 @@ class Oracles:
             elif answer == SILENT:
                 next_of(Kind.FILL)
             elif answer:
-                frames.send(sock, Kind.FAILED, {"type": answer, "message": "m"})
+                failed = {"type": answer, "message": "m", "is_free": self.is_free}
+                frames.send(sock, Kind.FAILED, failed)
+                if answer == FULL:
+                    self._serve(sock)
 
 
 class HostBlock:
@@ -235,13 +242,14 @@ def answer(**changes: Any) -> dict[str, Any]:
 class SmallOracles(Oracles):
     """The same without a card: content is in memory that the judge hands over."""
 
-    def _serve(self, sock: socket.socket, answer: str | dict[str, Any]) -> None:
+    def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(frames.PeerGone):
             deadline = time.monotonic() + 10
             asked = frames.receive(
                 sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True
             )
             self.asked.append((0.0, asked.body["plain"]))
+            answer = self.answers.pop(0)
             if isinstance(answer, dict):
                 os.pwrite(asked.fds[0], bytes(range(128)) * 3, 0)
                 frames.send(sock, Kind.LAYOUT, answer)
@@ -399,6 +407,36 @@ def test_an_oracle_gets_more_room_or_plainer_inputs_where_it_fails(
     references = open_references(oracles, monkeypatch)
     assert held(references) is held(references)
     assert oracles.asked == asked
+
+
+@pytest.mark.parametrize(("is_free", "num_made"), [(True, 1), (False, 3)])
+def test_an_oracle_on_a_full_card_is_asked_again_unless_it_keeps_memory(
+    is_free: bool, num_made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one needs a context, which takes longer than most draws."""
+    oracles = Oracles([FULL, FULL, answer()], is_free=is_free)
+    references = open_references(oracles, monkeypatch)
+    references.hold(replace(PROBLEM, source="import torch"), shared=contextlib.nullcontext)
+    assert (oracles.asked, oracles.num_made) == ([SMALL, LARGE, LARGE], num_made)
+    references.end_idle()
+
+
+def test_an_oracle_on_a_full_card_serves_on_until_it_keeps_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: dict[str, Any]) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    ours, theirs = socket.socketpair()
+    left = [1 << 30, 0]
+    monkeypatch.setattr(oracle, "_compute", fail)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", left.pop)
+    with ours, theirs:
+        for _ in range(2):
+            frames.send(ours, Kind.PROBLEM, {})
+        oracle.main(theirs)
+        found = [frames.receive(ours, deadline=1e9, expected=(Kind.FAILED,)).body for _ in range(2)]
+    assert [(one["type"], one["is_free"]) for one in found] == [(FULL, True), (FULL, False)]
 
 
 def test_a_kept_draw_needs_no_turn_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ of it in memory that the judge owns, unmapped before the judge hears of it.
     judge ── PROBLEM (+ memory) ──▶ compute, write ── PROGRESS… LAYOUT ──▶ …         on a CPU
     judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
     judge ── PROBLEM (sketch) ──▶ types and shapes ── LAYOUT ──▶ …
-                                        └───── FAILED ──▶ ends
+                                        └───── FAILED ──▶ ends, but on a full card
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ KEPT_S = 10.0
 """Time for which it waits with that for another problem: half of a draw is page faults, and those
 of memory that the system must find anew cost most."""
 MAX_THREADS = 8
+MAX_LEFT_BYTES = 256 << 20
+"""Memory on a full card that torch may keep, as for workspaces of libraries."""
 UNLIMITED = 1 << 60
 
 
@@ -77,7 +79,8 @@ def _draw(sock: socket.socket) -> int | None:
     now; None if no other problem may follow."""
     deadline = time.monotonic() + IDLE_S
     asked = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True)
-    request = asked.body
+    request, failure, is_full = asked.body, None, False
+    layout, tensors = dict[str, Any](), list[torch.Tensor]()
     calls.seeds.seed(0)  # those of the operating system have no beginning
     try:
         if request.get("sketch") is True:
@@ -88,8 +91,11 @@ def _draw(sock: socket.socket) -> int | None:
             if asked.fds:
                 layout["starts"] = written(asked.fds[0], tensors)
     except BaseException as error:  # a reference may raise anything; the judge gets it
-        frames.send(sock, Kind.FAILED, describe(error))
-        return None
+        failure, is_full = describe(error), isinstance(error, torch.OutOfMemoryError)
+    if failure is not None:
+        is_free = is_full and _is_free()  # once nothing refers to what was made
+        frames.send(sock, Kind.FAILED, {**failure, "is_free": is_free})
+        return 0 if is_free else None
     num_bytes = sum(one.nbytes for one in tensors)
     if not asked.fds:
         torch.cuda.empty_cache()  # at full size the judge has no room for its copy beside it
@@ -104,6 +110,16 @@ def _draw(sock: socket.socket) -> int | None:
     torch.cuda.empty_cache()  # while the judge has the card: no later work here
     frames.send(sock, Kind.DONE, {})
     return 0
+
+
+def _is_free() -> bool:
+    """Frees what this process has on the card. True if next to nothing is left there: it may be
+    asked for less, or for another problem."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch._C._cuda_clearCublasWorkspaces()  # each keeps the segment that it was cut from
+        torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved() <= MAX_LEFT_BYTES
 
 
 def written(fd: int, tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -223,12 +223,15 @@ class CardReferences(references.References[CardDraw]):
                     began = time.monotonic()  # others may have kept it from us
                     body = self._request(problem, device="cuda", memory_share=memory_share, **terms)
                     try:
-                        return self._ask(oracle, body, problem, deadline=began + left_s)
+                        found = self._ask(oracle, body, problem, deadline=began + left_s)
                     except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
                         words = f"ended its oracle: {type(error).__name__}: {error}"
                         raise references.failed(problem, words) from error
                     except LayoutError as error:
                         raise _unusable(problem, error) from error
+                if isinstance(found, CardDraw):
+                    return found
+                raise found  # behind the block: its oracle may be asked for more
             except NoRoom:
                 raise
             except references.ReferenceFailed:
@@ -244,12 +247,16 @@ class CardReferences(references.References[CardDraw]):
         problem: ReferenceModule,
         *,
         deadline: float,
-    ) -> CardDraw:
+    ) -> CardDraw | NoRoom:
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
             error = references.failure(problem, answer.body)
-            raise NoRoom(str(error)) if answer.body.get("type") == "OutOfMemoryError" else error
+            if answer.body.get("type") != "OutOfMemoryError":
+                raise error
+            if answer.body.get("is_free") is not True:
+                self._oracles.spend(oracle)
+            return NoRoom(str(error))
         if answer.body.get("is_short") is True and body["memory_share"] < LARGE_SHARE:
             raise NoRoom("something that it may do without had no room")
         specs = parse_specs(answer.body.get("tensors"))
