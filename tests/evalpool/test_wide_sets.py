@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forge.evalpool.judge.channel.nesting import spread
 from forge.evalpool.judge.numbers import parameters
@@ -519,6 +520,25 @@ def test_an_order_of_equal_elements_is_open_in_each_run(tied: float) -> None:
         up, down = results(NOISE), results(-NOISE)
     assert torch.equal(up[0], down[0])
     assert not torch.equal(up[1], down[1])
+
+
+@pytest.mark.parametrize(("kind", "is_cudnn"), [("ConvTranspose2d", False), ("Conv2d", True)])
+def test_a_transposed_convolution_in_float64_on_a_card_is_no_work_of_cudnn(
+    kind: str, is_cudnn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            if func._schema.name == "aten::convolution":
+                found.append(torch.backends.cudnn.enabled)
+            return func(*args, **(kwargs or {}))
+
+    wide = WideReference(getattr(torch.nn, kind)(2, 3, 3), FP32, source="", own=torch.float32)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    with torch.no_grad(), Noting():
+        wide.run([torch.ones(1, 2, 4, 4)], [])
+    assert (found, torch.backends.cudnn.enabled) == ([is_cudnn], True)
 
 
 def test_a_tie_is_seen_on_whichever_side_roundings_fall() -> None:
