@@ -3,6 +3,7 @@
 import math
 import re
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,35 @@ def test_results_in_float64_have_room_in_two_sets_or_are_left_out(
     assert (found.why == NO_ROOM) is not is_wide
     assert MIN_SETS <= len(found.sets) <= 3
     assert sum(one.num_bytes() for one in found.sets) <= max_bytes
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind", "has_room"),
+    [
+        ("ReLU()", torch.float32, False),
+        ("Linear(1024, 1024)", torch.float32, True),  # its parameters are planted
+        ("ReLU()", torch.int64, True),
+    ],
+)
+def test_on_a_card_no_call_in_float64_is_tried_whose_sets_have_no_room(
+    layer: str, kind: torch.dtype, has_room: bool
+) -> None:
+    text = source("torch.rand(16, 1024)", "return a")
+    module: Any = types.ModuleType("problem")
+    exec(compile(text, "problem.py", "exec"), vars(module))
+    terms = Terms(precision="fp32", device="cpu", is_tf32=False, max_bytes=1 << 19, is_plain=False)
+    model = eval(f"torch.nn.{layer}")
+    draws = Draws(module, model, terms=terms, counted=None, source=text)
+    one, output = torch.rand(16, 1024), torch.ones(16, 1024).to(kind)
+    for max_bytes in (1 << 19, (1 << 19) - 1):  # two sets of 4, 4 and 8 bytes an element
+        draws._terms = replace(terms, device="cuda", max_bytes=max_bytes)
+        if has_room or max_bytes == 1 << 19:
+            draws._require_room([one], [output])
+        else:
+            with pytest.raises(CannotWiden, match=NO_ROOM):
+                draws._require_room([one], [output])
+    draws._terms = replace(terms, max_bytes=1)  # on a CPU float64 is tried
+    draws._require_room([one], [output])
 
 
 def test_each_block_and_row_has_a_plant_and_the_rest_is_as_given() -> None:

@@ -439,6 +439,7 @@ class Draws:
             if not self._has_room:
                 raise CannotWiden(NO_ROOM)
             self.kinds = kinds_of(self._model, inputs, outputs, halves, has_floats=has_floats)
+            self._require_room(inputs, outputs)
         except CannotWiden as error:
             self._narrow(str(error))
             return
@@ -447,6 +448,17 @@ class Draws:
         self._wide = WideReference(
             self._model, self.kinds, source=self._source, own=own, construct=self._construct
         )
+
+    def _require_room(self, inputs: Outputs, outputs: Outputs) -> None:
+        """Raises CannotWiden where the sets will have no room, as `sets` would find: on a card the
+        first call in float64 may end the attempt. Not of a model with parameters, which a narrow
+        attempt does not plant, nor of integers, which a narrow draw has by float64."""
+        is_card = self._terms.device != "cpu" and all(one.is_floating_point() for one in outputs)
+        if is_card and not self._model.state_dict():
+            wide = 8 * sum(one.numel() for one in outputs)
+            size = wide + sum(one.nbytes for one in [*inputs, *outputs])
+            if MIN_SETS * size > self._terms.max_bytes:
+                raise CannotWiden(NO_ROOM)
 
     def _narrow(self, why: str) -> None:
         self._wide, self.kinds, self.why = None, frozenset(), why
