@@ -1,5 +1,6 @@
 """Question 1's and question 2's comparison."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -239,6 +240,24 @@ def test_an_element_may_be_as_near_to_float64_as_to_eager_on_a_card() -> None:
     both = replace(alone, exact=near)
     asked = [(got, alone), (got, both), (eager, both), (got * 1.001, both)]
     assert agree([(OnCard(one), which) for one, which in asked]) == [False, True, True, False]
+
+
+@pytest.mark.parametrize("question", [REAL, SAME_FUNCTION])
+def test_a_large_output_is_surely_near_within_the_least_tolerance_of_an_element(
+    question: Question, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "LOOKED_AT", 1)
+    monkeypatch.setattr(compare, "CHUNK", 16)
+    right = torch.linspace(-1.0, 1.0, 80, dtype=torch.float64).reshape(8, 10)
+    one = Wanted(values=OnCard(right), question=question)
+    least = float(min(scale.min() for scale in one.scales)) * question.tolerance
+    for share, is_near in ((0.0, True), (0.999, True), (1.001, False), (math.nan, False)):
+        got = right.clone()
+        got[7, 4] += share * least
+        assert one.is_near(OnCard(got)) is is_near
+        assert agree([(OnCard(got), one)]) == [not math.isnan(share)]
+    assert not one.is_near(OnCard(right.float()))
+    assert not Wanted(values=in_bytes(right), question=question).is_near(in_bytes(right))
 
 
 def test_an_infinity_is_nothing_else_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
