@@ -32,13 +32,13 @@ from forge.evalpool.judge.channel.frames import IDLE_S, Kind
 from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, TensorSpec, offsets
 from forge.evalpool.judge.numbers import called as calls
 from forge.evalpool.judge.numbers import parameters
-from forge.evalpool.judge.numbers.given import Arguments, Terms, require_room
+from forge.evalpool.judge.numbers.given import DTYPES, Arguments, Terms, count_sizes, require_room
 from forge.evalpool.judge.numbers.opcount import OpCounter, has_products
 from forge.evalpool.judge.reference.construct import describe, reported, run_eagerly, training_read
 from forge.evalpool.judge.reference.subject import Describer, Subject, rounded_terms, terms_of
 from forge.evalpool.judge.wide.plants import plant_state
 from forge.evalpool.judge.wide.reference import CannotWiden, kinds_of
-from forge.evalpool.judge.wide.sets import ROUNDING, InputSet, WideDraw
+from forge.evalpool.judge.wide.sets import NUM_SETS, ROUNDING, InputSet, WideDraw
 from forge.evalpool.judge.wide.sought import done_by
 from forge.records.examination import Flag
 
@@ -54,7 +54,7 @@ UNLIMITED = 1 << 60
 
 
 class NotSmall(Exception):
-    """A problem for a card, whose tensors have so many bytes; 0 if unknown."""
+    """A problem for a card, whose draws have so many bytes at least; 0 if unknown."""
 
 
 def main(sock: socket.socket) -> None:
@@ -203,7 +203,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         )
     if terms.device == "cpu":
         if "small" in request and needed is not None and needed > request["small"][0]:
-            raise NotSmall(needed)
+            raise NotSmall(_least_bytes(request, terms))
         heap.keep_freed(needed, memory_bytes=terms.max_bytes)
         is_small = needed is None or needed < LARGE_BYTES  # done sooner than a thread begins
         num_threads = 1 if is_small else min(MAX_THREADS, len(os.sched_getaffinity(0)))
@@ -215,6 +215,15 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             raise
     torch.set_num_threads(1)  # sums of several threads may be added in any order
     return _computed(request, terms)
+
+
+def _least_bytes(request: dict[str, Any], terms: Terms) -> int:
+    """Bytes of a problem's parameters and least number of sets, with outputs in float64, too; 0 if
+    unknown."""
+    named = {name: request[name] for name in ("entry_point", "precision")}
+    sizes = count_sizes(request["source"], **named, max_bytes=0)
+    wide = 8 // DTYPES[terms.precision].itemsize
+    return NUM_SETS * (sizes.inputs + (1 + wide) * sizes.outputs) + sizes.state if sizes else 0
 
 
 def _computed(request: dict[str, Any], terms: Terms) -> tuple[dict[str, Any], list[torch.Tensor]]:

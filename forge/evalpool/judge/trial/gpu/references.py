@@ -192,6 +192,7 @@ class CardReferences(references.References[CardDraw]):
             self._freed.wait_for(has_no_large, timeout=ROOM_TIMEOUT_S)
 
     def _draw_large(self, problem: ReferenceModule) -> CardDraw:
+        torch.cuda.empty_cache()  # of what comparisons left with torch in this process
         try:
             found = self._draw_within(problem, memory_share=LARGE_SHARE)
         except NoRoom:
@@ -317,10 +318,10 @@ class SmallDraws:
     timeout_s: float
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _others: dict[int, int] = field(default_factory=dict[int, int])
-    """Bytes that problems need which are drawn on the card, by hash of their sources."""
+    """Least bytes of draws that are made on the card, by hash of their problems' sources."""
 
     def draw(self, problem: ReferenceModule) -> Delivered | int:
-        """A draw of a small problem, or bytes that another needs (or 0). Raises ZygoteGone."""
+        """A draw of a small problem, or least bytes of another's (or 0). Raises ZygoteGone."""
         key = hash((problem.source, problem.precision, problem.entry_point))
         if key in self._others or ON_CARD.search(problem.source):
             return self._others.get(key, 0)
@@ -359,4 +360,4 @@ class SmallDraws:
 
 
 class _Other(Exception):
-    """The oracle has not drawn, and ends: the problem needs so many bytes, 0 if unknown."""
+    """The oracle has not drawn, and ends: a draw has so many bytes at least, 0 if unknown."""
