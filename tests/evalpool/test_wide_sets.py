@@ -171,6 +171,28 @@ def test_on_a_card_no_call_in_float64_is_tried_whose_sets_have_no_room(
     draws._require_room([one], [output])
 
 
+@pytest.mark.parametrize("is_tf32", [False, True])
+def test_a_narrow_draw_has_no_plant_that_products_in_tf32_get_wrong(*, is_tf32: bool) -> None:
+    """Such as a convolution with room for no float64, whose kernel in fp32 is right."""
+    text = source(
+        "torch.rand(16, 1024)",
+        "is_far = (a.abs() > 9) & torch.backends.cudnn.allow_tf32; "
+        "return torch.where(is_far, 1.5 * a, a)",
+    )
+    module: Any = types.ModuleType("problem")
+    exec(compile(text, "problem.py", "exec"), vars(module))
+    terms = Terms(
+        precision="fp32", device="cpu", is_tf32=is_tf32, max_bytes=1 << 28, is_plain=False
+    )
+    draws = Draws(module, module.Model(), terms=terms, counted=None, source=text, is_wide=False)
+    with torch.no_grad():
+        found = draws.make(5)
+    assert any(one.plants for one in found.sets)
+    most = max(abs(value) for value, _ in planted(found))
+    assert (most > 9) is not is_tf32, most
+    assert torch.backends.cudnn.allow_tf32
+
+
 def test_each_block_and_row_has_a_plant_and_the_rest_is_as_given() -> None:
     found = draw(source("torch.rand(16, 2048)", "return a * 2"), num_sets=4)
     assert not found.sets[0].plants

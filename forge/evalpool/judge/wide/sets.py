@@ -942,18 +942,36 @@ class Draws:
 
     def _is_stable(self, tried: _Tried) -> bool:
         """True if other roundings in float64 give the same results."""
-        return self._wide is None or self._moved(tried, [NOISE, -NOISE]) <= STABLE
+        if self._wide is None:
+            return self._lost(tried) <= MAX_REAL_ERROR
+        return self._moved(tried, [NOISE, -NOISE]) <= STABLE
 
     def _lost(self, tried: _Tried) -> float:
         """The difference that other roundings in the problem's own types make, as an honest
         kernel's, in tolerances; infinite where they decide."""
         if self._wide is None:
-            return 0.0
+            return self._lost_to_tf32(tried) if self._terms.is_tf32 else 0.0
         least = min((one for one in self._close if one), default=0.0)
         own = DTYPES[self._terms.tolerated]
         noise = torch.finfo(own).eps * (MANY_ROUNDINGS if own is torch.float32 else 1)
         moved = self._moved(tried, [noise, -noise], by_row=False)
         return moved / least if least else moved
+
+    def _lost_to_tf32(self, tried: _Tried) -> float:
+        """The difference that products in TF32 make, as a share of MAX_REAL_ERROR: a kernel may
+        have either, within the tolerance."""
+        backends = torch.backends.cuda.matmul, torch.backends.cudnn
+        kept = [one.allow_tf32 for one in backends]
+        try:
+            for one in backends:
+                one.allow_tf32 = False
+            exact = _borne(lambda: calls.call(self._model, tried.inputs).results(self._changed))
+        finally:
+            for one, allowed in zip(backends, kept, strict=True):
+                one.allow_tf32 = allowed
+        every = zip(tried.outputs, exact or [], self._close, strict=exact is not None)
+        lost = [distance(one, two) / close for one, two, close in every if close]
+        return MAX_REAL_ERROR * (math.inf if exact is None else max(lost, default=0.0))
 
     def _is_open(self, made: InputSet) -> bool:
         """True if a rounding in the problem's own types decides on integers."""
