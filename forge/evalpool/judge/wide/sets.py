@@ -960,7 +960,7 @@ class Draws:
     def _lost_to_tf32(self, tried: _Tried) -> float:
         """The difference that products in TF32 make, as a share of MAX_REAL_ERROR: a kernel may
         have either, within the tolerance."""
-        backends = torch.backends.cuda.matmul, torch.backends.cudnn
+        backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
         kept = [one.allow_tf32 for one in backends]
         try:
             for one in backends:
