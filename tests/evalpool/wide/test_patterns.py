@@ -79,6 +79,10 @@ CASES: dict[str, tuple[Any, Any, Sequence[Any], Sequence[str]]] = {
     "bias of a channel": (
         IMAGE + CHANNEL[:, None, None], IMAGE, [IMAGE * 2, CHANNEL], ["minus input 1"],
     ),
+    "a bias of rows": (
+        Y + X[0], Y + X[0][:, None], [Y, X[0]], ["input 1 along dimension 0", "along 1"],
+    ),
+    "a scale of rows": (Y * X[0], Y * X[0][:, None], [Y, X[0]], ["input 1 along dimension 0"]),
     "a transposed operand": (X @ Y, X @ Y.T, [X, Y], ["input 1 transposed"]),
     "a transposed output": (X @ Y, (X @ Y).T, [X, Y], ["dimensions 0 and 1 exchanged"]),
     "a remainder lost in a sum": (X.sum(1), X[:, :32].sum(1), [X], ["first 32 of 40"]),

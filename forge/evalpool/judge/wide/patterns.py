@@ -345,6 +345,10 @@ def _of_operand(one: Look) -> str:
     at = np.unravel_index(one.places, one.shape or (1,))
     for values in one.operands:
         axes = [a for a, size in enumerate(one.shape) if values.shape == (size,) and size > 1]
+        for own, other in permutations(axes, 2):
+            a, b = (values.take(np.asarray(at[axis], np.int64)) for axis in (own, other))
+            if one.fits(one.e - a + b) or one.fits(one.e / a * b):
+                return f"got has {values.name} along dimension {other}, expected along {own}"
         found = [one.places] if values.shape == one.shape else [at[axis] for axis in axes]
         for x in (values.take(np.asarray(each, np.int64)) for each in found):
             if not np.ptp(x):
