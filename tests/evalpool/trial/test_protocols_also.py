@@ -5,6 +5,7 @@ import pytest
 from forge.config.schema import JudgeTable, RulesName
 from forge.evalpool.judge.trial.trial import Candidate
 from forge.records.verdict import Status, Verdict
+from tests.corpus import corpus
 from tests.evalpool.benches import RELU, RELU_KERNEL, TABLE, Bench
 
 BOTH = TABLE.model_copy(update={"also": ["kernelbench", "drkernel"]})
@@ -68,6 +69,17 @@ def test_a_reference_far_from_float64_is_judged_where_the_tolerance_is_fixed(ben
     assert "ill-conditioned" in verdict.also["forge"].detail
     wrong = bench.judge(code.replace("- 1e9,", "- 1e9 + 1,"), problem=source, table=table)
     assert wrong.reason == "mismatch", wrong.detail
+
+
+def test_parameters_that_a_constructor_draws_otherwise_count_beside_numpy_too(bench: Bench) -> None:
+    (pair,) = (one for one in corpus.load() if one.name == "language/tensors_of_the_host")
+    table = JudgeTable(protocol="kernelbench")
+    verdict = bench.judge(pair.candidate, problem=pair.problem, table=table)
+    assert "weight is not drawn as Model draws it" in verdict.detail
+    alike = pair.candidate.replace("torch.randn(width)", "torch.randn(width, generator=GENERATOR)")
+    alike += "\n\nGENERATOR = torch.Generator().manual_seed(3)\n"
+    verdict = bench.judge(alike, problem=pair.problem, table=table)
+    assert verdict.reason == "ok", verdict.detail
 
 
 def test_rules_that_have_judged_already_are_not_tried_again(
