@@ -571,6 +571,7 @@ def reduce(
     w: ModuleWriter, x: Value, *, at: tuple[int, ...] = (), is_global: bool = False
 ) -> Value:
     """A reduction of the given dimensions, or of one, of the sides, or of all but the batch."""
+    kept_share = 0.8 if x.rank > 2 and (is_global or not at) else 0.5  # half of those alone
     options = [(x.channel,), (x.channel,), x.sides or (x.rank - 1,)] * 3
     options.append(tuple(range(1, x.rank)))
     at = at or w.rng.choice(options)
@@ -579,7 +580,7 @@ def reduce(
     if all(x.dims[i].least <= 1 for i in at):
         return pointwise(w, x, "tanh")
     name = w.rng.choice(_reductions(x, at, is_global=is_global))
-    keeps = w.rng.random() < (0.8 if x.rank > 2 else 0.5)
+    keeps = w.rng.random() < kept_share
     shown = str(at[0]) if len(at) == 1 else w.rng.choice((str(at), str(list(at))))
     shown = "-1" if at == (x.rank - 1,) and w.rng.random() < 0.5 else shown
     one = section("reductions")[name[1:] if len(at) == 1 and name in ("amax", "amin") else name]
