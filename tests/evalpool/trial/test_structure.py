@@ -1,5 +1,6 @@
 """Texts of kernels: those that do not fit their program are refused, and none is kept for long."""
 
+import ast
 import gc
 import time
 import tracemalloc
@@ -103,18 +104,14 @@ def test_all_kernels_of_a_program_together_have_a_bound(monkeypatch: pytest.Monk
 
 
 MODEL = "class ModelNew:\n    pass\n"
-NUM_LEVELS = 19
-
-
-def nested_finally() -> str:
-    """Clauses one in the other, each of which Python's compiler writes twice."""
-    lines = [f"{' ' * (level // 2)}{('try: pass', 'finally:')[level % 2]}" for level in range(38)]
-    return "\n".join([*lines, " " * NUM_LEVELS + "x = 1", MODEL])
 
 
 def test_a_source_takes_as_long_as_it_is() -> None:
+    """Clauses one in the other, each of which Python's compiler writes twice."""
+    lines = [f"{' ' * (level // 2)}{('try: pass', 'finally:')[level % 2]}" for level in range(38)]
+    source = "\n".join([*lines, " " * 19 + "x = 1", MODEL])
     began = time.thread_time()
-    assert check_source(nested_finally(), entry_point="ModelNew") is None
+    assert check_source(source, entry_point="ModelNew") is None
     assert time.thread_time() - began < 0.5
 
 
@@ -122,3 +119,10 @@ def test_what_only_the_compiler_finds_is_an_error_of_syntax() -> None:
     found = check_source(f"{MODEL}\nreturn 1\n", entry_point="ModelNew")
     assert found is not None
     assert found.reason is Reason.SYNTAX_ERROR
+
+
+def test_trees_of_earlier_sources_are_forgotten() -> None:
+    for number in range(9):
+        assert check_source(f"{MODEL}EARLIER = {number}\n", entry_point="ModelNew") is None
+    trees = [ast.dump(one) for one in gc.get_objects() if isinstance(one, ast.Module)]
+    assert sum("EARLIER" in one for one in trees) <= 4

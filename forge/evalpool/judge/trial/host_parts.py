@@ -41,8 +41,12 @@ def refusal(node: ast.AST, name: str, advice: str = ALLOWED) -> Refused:
     return Refused(node, f"host code names {name}; {advice}")
 
 
-tree_of = lru_cache(maxsize=4)(syntax_tree)
-"""The tree of a source, parsed once for all who read it."""
+@lru_cache(maxsize=4)
+def tree_of(source: str) -> ast.Module:
+    """The tree of a source, parsed once for all who read it; takes 80 MB for one of 250 kB."""
+    for one in (walk, bound_names):
+        one.cache_clear()  # an entry holds the whole tree of an earlier source
+    return syntax_tree(source)
 
 
 @lru_cache(maxsize=256)
