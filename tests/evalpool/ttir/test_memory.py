@@ -1,5 +1,6 @@
 """Accesses: what is read and written, errors and where they are found, stores across threads."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -421,3 +422,14 @@ def test_a_hint_of_a_row_that_wraps_round_may_be_false() -> None:
     y = np.zeros(32, np.int32)
     run(kernel("%y: !tt.ptr<i32>", body), 2, y)
     assert np.array_equal(y, np.arange(32) % 20)
+
+
+def test_small_accesses_are_kept_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.evalpool.judge.ttir.memory.storages.MAX_TAPE_BYTES", 100_000)
+    body = "scf.for %k = %pid to %n step %c16 : i32 {\n tt.store %x, %n : !tt.ptr<i32>\n }"
+    source, memory = kernel("%x: !tt.ptr<i32>, %n: i32", body), memory_of(np.zeros(1, np.int32))
+    tracemalloc.start()
+    run(source, 1, Address(0), 16_000, memory=memory, key=0)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 300_000

@@ -161,10 +161,12 @@ class Memory:
 
     def tape(self, key: int, fixed: Fixed) -> Tape:
         """The tape of a launch that begins; an empty one where the others take up the memory."""
-        if sum(one.num_bytes for one in self._tapes.values()) <= MAX_TAPE_BYTES:
-            self._tapes.setdefault(key, Tape(fixed))
-        found = self._tapes.get(key, Tape())
-        found.begin()
+        found = self._tapes.get(key)
+        if found is not None and found.is_whole:
+            found.skipped, found.rest = found.fixed.skipped, iter(found.accesses)
+        else:  # the first one, or the last one failed
+            is_full = sum(one.num_bytes for one in self._tapes.values()) > MAX_TAPE_BYTES
+            found = self._tapes[key] = Tape() if is_full else Tape(fixed)
         return found
 
     def elements(self, storage: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
@@ -391,27 +393,20 @@ class Tape:
     skipped: frozenset[int] = frozenset()
     """Operations that a launch leaves out."""
     rest: Iterator[tuple[list[Part], Offsets]] = field(default_factory=lambda: iter(()))
-    _accesses: list[tuple[list[Part], Offsets]] = field(default_factory=list[Any])
+    accesses: list[tuple[list[Part], Offsets]] = field(default_factory=list[Any])
     """Parts of each, and an array of its shape."""
-
-    def begin(self) -> None:
-        """Begins a launch."""
-        if self.is_whole:
-            self.skipped, self.rest = self.fixed.skipped, iter(self._accesses)
-        else:  # the last one failed
-            self.num_bytes = 0
-            self._accesses.clear()
 
     def add(self, parts: list[Part], access: Access) -> None:
         shapes = [one.shape for one in (access.addresses, access.mask) if one is not None]
         shaped = np.broadcast_to(np.int64(0), np.broadcast_shapes(*shapes))
-        self._accesses.append((parts, shaped))
+        self.accesses.append((parts, shaped))
+        self.num_bytes += 400 * (1 + len(parts))  # what Python has for each object's own fields
         for one in parts:
             found = one.places.bases if isinstance(one.places, Windows) else one.places.offsets
             self.num_bytes += found.nbytes + (0 if one.mask is None else one.mask.nbytes)
         if self.num_bytes > MAX_TAPE_BYTES:
             self.fixed, self.num_bytes = Fixed(), 0
-            self._accesses.clear()
+            self.accesses.clear()
 
 
 MAX_SUSPICIONS = 20
