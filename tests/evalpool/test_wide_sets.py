@@ -57,12 +57,14 @@ def draw(
     precision: str = "fp32",
     is_moved: bool = False,
     max_bytes: int = 1 << 28,
+    is_tf32: bool = False,
+    is_wide: bool = True,
 ) -> WideDraw:
     """One draw of a problem; of a model whose parameters have moved, where asked."""
     module: Any = types.ModuleType("problem")
     exec(compile(text, "problem.py", "exec"), vars(module))
     terms = Terms(
-        precision=precision, device="cpu", is_tf32=False, max_bytes=max_bytes, is_plain=False
+        precision=precision, device="cpu", is_tf32=is_tf32, max_bytes=max_bytes, is_plain=False
     )
     with torch.no_grad():
         model = cast(module.Model(), precision)
@@ -70,8 +72,8 @@ def draw(
         made = {name: one.clone() for name, one in model.state_dict().items()}
         if is_moved:
             parameters.move(model)
-        draws = Draws(module, model, terms=terms, counted=counted, source=text, made=made)
-        return draws.make(num_sets)
+        facts: Any = {"counted": counted, "source": text, "made": made, "is_wide": is_wide}
+        return Draws(module, model, terms=terms, **facts).make(num_sets)
 
 
 def planted(found: WideDraw, tensor: int = 0) -> list[tuple[float, int]]:
@@ -179,18 +181,21 @@ def test_a_narrow_draw_has_no_plant_that_products_in_tf32_get_wrong(*, is_tf32: 
         "is_far = (a.abs() > 9) & torch.backends.cudnn.allow_tf32; "
         "return torch.where(is_far, 1.5 * a, a)",
     )
-    module: Any = types.ModuleType("problem")
-    exec(compile(text, "problem.py", "exec"), vars(module))
-    terms = Terms(
-        precision="fp32", device="cpu", is_tf32=is_tf32, max_bytes=1 << 28, is_plain=False
-    )
-    draws = Draws(module, module.Model(), terms=terms, counted=None, source=text, is_wide=False)
-    with torch.no_grad():
-        found = draws.make(5)
+    found = draw(text, is_tf32=is_tf32, is_wide=False)
     assert any(one.plants for one in found.sets)
     most = max(abs(value) for value, _ in planted(found))
     assert (most > 9) is not is_tf32, most
     assert torch.backends.cudnn.allow_tf32
+
+
+def test_a_problem_may_say_what_one_operation_loses_to_tf32() -> None:
+    cudnn: Any = torch.backends.cudnn
+    kept, cudnn.conv.fp32_precision = cudnn.conv.fp32_precision, "ieee"
+    try:
+        found = draw(source("torch.rand(16, 1024)", "return a * 2"), is_tf32=True, is_wide=False)
+    finally:
+        cudnn.conv.fp32_precision = kept
+    assert any(one.plants for one in found.sets)
 
 
 def test_each_block_and_row_has_a_plant_and_the_rest_is_as_given() -> None:

@@ -228,7 +228,7 @@ def code_of(path: Path, *, module: str) -> CodeFile:
 
 
 def read_code(path: Path, *, module: str) -> CodeFile | None:
-    """The same; None if it cannot be read or is no Python."""
+    """A parsed file, as `code_of` gives it; None if it cannot be read or is no Python."""
     try:
         return code_of(path, module=module)
     except NO_CODE:

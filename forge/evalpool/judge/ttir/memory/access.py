@@ -129,7 +129,7 @@ def check_written(access: mem.Access, part: mem.Part) -> None:
 
 
 def parts_of(access: mem.Access, *, is_write: bool) -> list[mem.Part]:
-    """As `resolve`; of a fixed access as its launch's tape has them."""
+    """Parts of an access as `resolve` finds them; those of a fixed one are on its launch's tape."""
     tape, is_fixed = access.launch.tape, access.operation.index in access.launch.tape.fixed.accesses
     if is_fixed and tape.is_whole:
         parts, access.addresses = next(tape.rest)

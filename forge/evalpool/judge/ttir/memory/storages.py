@@ -379,7 +379,7 @@ class Fixed(NamedTuple):
     accesses: frozenset[int] = frozenset()
     """Loads and stores whose places no input has a part in."""
     skipped: frozenset[int] = frozenset()
-    """Operations that compute nothing else."""
+    """Operations that compute nothing but such places."""
 
 
 @dataclass(slots=True)
