@@ -28,15 +28,14 @@ def explain_packed(packed: bytes | None) -> str | None:
     import zstandard
 
     from forge.evalpool.judge.program import wire
-    from forge.evalpool.judge.program.format import InvalidProgram
     from forge.evalpool.judge.program.limits import MAX_BYTES
     from forge.evalpool.judge.program.walk import explain
 
     try:
         if zstandard.frame_content_size(packed) > MAX_BYTES:
-            raise InvalidProgram("larger than a program may be")
+            raise wire.InvalidProgram("larger than a program may be")
         return explain(wire.loads(zstandard.decompress(packed, max_output_size=MAX_BYTES)))
-    except (zstandard.ZstdError, InvalidProgram) as error:
+    except (zstandard.ZstdError, wire.InvalidProgram) as error:
         raise ConfigError(f"this version of forge cannot read the program: {error}") from error
 
 

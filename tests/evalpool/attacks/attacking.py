@@ -12,7 +12,7 @@ from forge.evalpool.judge.compiler.child import check_ttir, open_target
 from forge.evalpool.judge.compiler.text import Refused
 from forge.evalpool.judge.program import wire
 from forge.evalpool.judge.program.dataflow import Access, Accesses
-from forge.evalpool.judge.program.format import InvalidProgram, Launch, Op, Program
+from forge.evalpool.judge.program.format import Launch, Op, Program
 from forge.evalpool.judge.program.policy import Policy, ProblemFacts, judge_policy
 from forge.evalpool.judge.program.policy import facts_of as reference_facts
 from forge.evalpool.judge.ttir.parse import parse
@@ -91,7 +91,7 @@ def attack_program(
     """The outcome of a program, however it was made."""
     try:
         program = wire.loads(wire.dumps(program))
-    except InvalidProgram as error:
+    except wire.InvalidProgram as error:
         return Outcome(room="wire", words=str(error))
     try:
         for kernel in program.kernels:

@@ -21,7 +21,8 @@ from forge.evalpool.judge.compiler.binary import (
     parse_binary,
 )
 from forge.evalpool.judge.compiler.compile import Cache, Compiler, key_of
-from forge.evalpool.judge.program.format import InvalidProgram, Options
+from forge.evalpool.judge.program.format import Options
+from forge.evalpool.judge.program.readers import InvalidProgram
 from tests.evalpool.benches import Bench
 from tests.evalpool.compiler.kernels import DOUBLE, TARGET, make_kernel, with_operation
 

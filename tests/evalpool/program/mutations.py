@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
+from forge.evalpool.judge.program.format import ITEM_BYTES, Program
 from forge.evalpool.judge.program.ops import schemas
 from forge.evalpool.judge.program.policy import ProblemFacts, facts_of, judge_policy
 from forge.evalpool.judge.program.walk import explain
-from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, dumps, loads
+from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, InvalidProgram, dumps, loads
 
 ODD: list[Any] = [
     *(None, True, False, -1, 0, 1, 2, 3, 7, 64, 2**31, 2**44, 2**63, 2**64, -(2**63), 10**400),

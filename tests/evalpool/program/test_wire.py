@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from forge.evalpool.judge.program import limits
 from forge.evalpool.judge.program.format import (
     Descriptor,
-    InvalidProgram,
     Origin,
     Program,
     Storage,
     Tensor,
     Value,
 )
-from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, dumps, loads
+from forge.evalpool.judge.program.wire import HEAD_BYTES, MAGIC, InvalidProgram, dumps, loads
 from tests.evalpool.program.mutations import mutated, outcome
 from tests.evalpool.program.programs import (
     TTIR,

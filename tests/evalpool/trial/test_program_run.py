@@ -25,7 +25,6 @@ from forge.evalpool.judge.program.dataflow import Access
 from forge.evalpool.judge.program.format import (
     Alternative,
     Choice,
-    InvalidProgram,
     Node,
     Op,
     Origin,
@@ -34,6 +33,7 @@ from forge.evalpool.judge.program.format import (
 )
 from forge.evalpool.judge.program.policy import ProblemFacts
 from forge.evalpool.judge.program.questions import Question
+from forge.evalpool.judge.program.readers import InvalidProgram
 from forge.evalpool.judge.timing.baseline import Baseline, Time
 from forge.evalpool.judge.trial.captures import Captured
 from forge.evalpool.judge.trial.gpu import program_run

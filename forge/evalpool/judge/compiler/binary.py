@@ -15,9 +15,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from forge.evalpool.judge.program.wire import flag, integer, many, record, refuse, text, whole
+from forge.evalpool.judge.program.readers import integer, many, record, refuse, text, whole
 
 MAX_CODE_BYTES = 8 << 20
 """Largest binary; the largest seen is 0.4 MB."""
@@ -51,13 +51,13 @@ class Failure:
 class TensorMap:
     """Encoding of a tensor map that the host makes for a descriptor argument (TMA)."""
 
-    swizzle: int
+    swizzle: Annotated[int, integer(0, 8)]
     """CUtensorMapSwizzle."""
-    elem_size: int
+    elem_size: Annotated[int, integer(1, 16)]
     """Bytes."""
-    elem_type: int
+    elem_type: Annotated[int, integer(0, 32)]
     """CUtensorMapDataType."""
-    block_size: tuple[int, ...]
+    block_size: Annotated[tuple[int, ...], many(integer(1, 256), 8)]
     """Elements of the box, by dimension."""
     fp4_padded: bool = False
 
@@ -66,27 +66,27 @@ class TensorMap:
 class Binary:
     """A kernel compiled for one target, with the facts that a launch needs."""
 
-    key: str
+    key: Annotated[str, text(pattern=r"[0-9a-f]{64}")]
     """Cache key: SHA-256 of text, options, parameters, target and compiler version."""
-    target: str
-    name: str
+    target: Annotated[str, text(pattern=r"[a-z]+:[a-z0-9]+:\d+")]
+    name: Annotated[str, text(512, pattern=r"[A-Za-z_][A-Za-z0-9_$]*")]
     """Entry symbol."""
-    code: bytes
+    code: Annotated[bytes, _code]
     """Cubin or hsaco."""
-    shared_bytes: int
+    shared_bytes: Annotated[int, integer(0, 1 << 20)]
     """Dynamic shared memory of a launch."""
-    num_warps: int
+    num_warps: Annotated[int, integer(1, 64)]
     """Warps of a launch, more than the option where warps are specialised."""
-    global_scratch_bytes: int
+    global_scratch_bytes: Annotated[int, integer(0, MAX_SCRATCH_BYTES)]
     """For each program instance; the launch passes a pointer to the whole."""
-    tensor_maps: tuple[TensorMap, ...]
+    tensor_maps: Annotated[tuple[TensorMap, ...], many(record(TensorMap), 256)]
     """One for each descriptor among the parameters, in order; empty where descriptors are passed
     as a base pointer with shape and strides."""
-    tensor_memory: int
+    tensor_memory: Annotated[int, integer(0, 512)]
     """Columns of tensor memory (Blackwell)."""
-    num_registers: int
+    num_registers: Annotated[int, integer(0, 1024)]
     """For each thread."""
-    num_spills: int
+    num_spills: Annotated[int, integer(0, 1 << 20)]
     """Local memory of a thread in 32-bit words, as Triton counts spills."""
 
     def header(self) -> dict[str, Any]:
@@ -102,28 +102,7 @@ def _code(code: bytes) -> bytes:
     return code
 
 
-TENSOR_MAP = record(
-    TensorMap,
-    swizzle=integer(0, 8),
-    elem_size=integer(1, 16),
-    elem_type=integer(0, 32),
-    block_size=many(integer(1, 256), 8),
-    fp4_padded=flag,
-)
-BINARY = record(
-    Binary,
-    key=text(pattern=r"[0-9a-f]{64}"),
-    target=text(pattern=r"[a-z]+:[a-z0-9]+:\d+"),
-    name=text(512, pattern=r"[A-Za-z_][A-Za-z0-9_$]*"),
-    code=_code,
-    shared_bytes=integer(0, 1 << 20),
-    num_warps=integer(1, 64),
-    global_scratch_bytes=integer(0, MAX_SCRATCH_BYTES),
-    tensor_maps=many(TENSOR_MAP, 256),
-    tensor_memory=integer(0, 512),
-    num_registers=integer(0, 1024),
-    num_spills=integer(0, 1 << 20),
-)
+BINARY = record(Binary)
 
 
 def parse_binary(header: Mapping[str, Any], code: bytes) -> Binary:

@@ -47,7 +47,8 @@ from forge.evalpool.judge.compiler.binary import (
     parse_binary,
 )
 from forge.evalpool.judge.compiler.text import Refused, check_text, may_exceed, source_line
-from forge.evalpool.judge.program.format import InvalidProgram, Kernel
+from forge.evalpool.judge.program.format import Kernel
+from forge.evalpool.judge.program.readers import InvalidProgram
 from forge.evalpool.judge.sandbox import proof
 from forge.process.child import describe_exit
 

@@ -43,7 +43,7 @@ from forge.evalpool.judge.channel.nesting import mapped
 from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
 from forge.evalpool.judge.program import wire
-from forge.evalpool.judge.program.format import ITEM_BYTES, InvalidProgram, Program
+from forge.evalpool.judge.program.format import ITEM_BYTES, Program
 from forge.evalpool.judge.ttir.decisions import Noted, open_sides
 from forge.evalpool.judge.wide.program import Narrow, widened
 
@@ -110,7 +110,7 @@ def _serve(sock: socket.socket, session: Session, body: dict[str, Any], fds: lis
         answer = session.call(body, program=_read(fds[0]) if fds else None)
     except ExecutionFailed as error:
         _fail(sock, error.kind, error.message, error.line)
-    except InvalidProgram as error:
+    except wire.InvalidProgram as error:
         _fail(sock, "invalid", str(error))
     except Narrow as error:
         _fail(sock, "narrow", str(error))

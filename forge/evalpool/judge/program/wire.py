@@ -13,12 +13,10 @@ an argument that is no scalar, is an object of one key: `{"launch": {...}}`, `{"
 `loads` trusts nothing: it raises InvalidProgram, and nothing else, for bytes that are no program
 within the bounds of `program.limits`. Plain data: imports neither torch nor triton.
 
-A reader is a function of a JSON value. It answers only for a value of exactly the type and range;
-for anything else it raises InvalidProgram, to which each container around it adds a place, so that
-`loads` says `forward[3].grid[0]: 70000 is above 65535`. Then the records are held against each
-other (`check`): every index is valid, every tensor lies in its storage, every launch's arguments
-fit its kernel, and nothing is used before it can be known. Operations are checked by `ops.py`, TTIR
-by the compiler's room.
+First the records are read, each field within the bounds that `format.py` names. Then they are held
+against each other (`check`): every index is valid, every tensor lies in its storage, every launch's
+arguments fit its kernel, and nothing is used before it can be known. Operations are checked by
+`ops.py`, TTIR by the compiler's room.
 """
 
 from __future__ import annotations
@@ -26,365 +24,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Annotated, Any, NoReturn, cast
 
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program import limits
+from forge.evalpool.judge.program.readers import (
+    InvalidProgram,
+    expect,
+    integer,
+    many,
+    part,
+    record,
+    shown,
+    whole,
+)
 from forge.evalpool.judge.program.walk import Placed, places, tensors_of
-
-Record = TypeVar("Record")
-One = TypeVar("One")
-
-MIN_INTEGER = -(2**63)
-MAX_INTEGER = 2**64 - 1
-NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-"""Floats that JSON lacks, by the text that stands for them in `{"float": "nan"}`."""
-
-MAX_TEXT = 256
-SHOWN = 40
-"""Characters of a refused value that a message repeats."""
-
-
-# --- readers
-
-
-def refuse(message: str) -> NoReturn:
-    """Raises InvalidProgram for the value that is read."""
-    raise form.InvalidProgram(f": {message}")
-
-
-def expect(value: Any, wanted: type, words: str) -> Any:
-    """A value of exactly a type; True is no integer."""
-    if type(value) is not wanted:
-        refuse(f"{type(value).__name__} where {words} must be")
-    return value
-
-
-def shown(value: object) -> str:
-    """A short, printable form of a hostile value."""
-    try:
-        text = ascii(value)
-    except ValueError:  # an integer of more digits than Python prints
-        return "a huge number"
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
-
-
-def flag(value: Any) -> bool:
-    return expect(value, bool, "a bool")
-
-
-def integer(low: int = 0, high: int = MAX_INTEGER) -> Callable[[Any], int]:
-    """Reads an integer from `low` to `high`."""
-
-    def read(value: Any) -> int:
-        if expect(value, int, "an integer") < low:
-            refuse(f"{shown(value)} is below {low}")
-        if value > high:
-            refuse(f"{shown(value)} is above {high}")
-        return value
-
-    return read
-
-
-def optional(low: int, high: int) -> Callable[[Any], int | None]:
-    """Reads an integer in a range, or None."""
-    read = integer(low, high)
-    return lambda value: None if value is None else read(value)
-
-
-def text(most: int = MAX_TEXT, *, pattern: str = "") -> Callable[[Any], str]:
-    """Reads a printable text that matches a pattern as a whole."""
-    wanted = re.compile(pattern)
-
-    def read(value: Any) -> str:
-        if len(expect(value, str, "a text")) > most:
-            refuse(f"{len(value)} characters, more than {most}")
-        if not value.isprintable():
-            refuse("has characters that cannot be printed")
-        if pattern and not wanted.fullmatch(value):
-            refuse(f"{shown(value)} is not allowed here")
-        return value
-
-    return read
-
-
-def member(of: type[Enum]) -> Callable[[Any], Any]:
-    """Reads the value of an enum's member."""
-    known: dict[Any, Enum] = {one.value: one for one in of}
-
-    def read(value: Any) -> Enum:
-        if type(value) is not str or value not in known:
-            refuse(f"{shown(value)} is none of {', '.join(known)}")
-        return known[value]
-
-    return read
-
-
-def scalar(value: Any) -> form.Scalar:
-    """Reads None, a bool, an integer of 64 bits, or a float; `{"float": "nan"}` is one."""
-    if value is None or isinstance(value, bool | float):
-        return value
-    if isinstance(value, int):
-        return SIGNED(value)
-    if isinstance(value, dict):
-        tag, inner = tagged(cast("Any", value))
-        if tag == "float" and isinstance(inner, str) and inner in NON_FINITE:
-            return NON_FINITE[inner]
-    refuse(f"{type(cast('Any', value)).__name__} where a scalar must be")
-
-
-def many(read: Callable[[Any], One], most: int) -> Callable[[Any], tuple[One, ...]]:
-    """Reads a list of at most so many elements."""
-
-    def read_all(value: Any) -> tuple[One, ...]:
-        if len(expect(value, list, "a list")) > most:
-            refuse(f"{len(value)} elements, more than {most}")
-        return tuple([_part(f"[{at}]", read, one) for at, one in enumerate(value)])
-
-    return read_all
-
-
-def record(of: type[Record], **fields: Callable[[Any], Any]) -> Callable[[Any], Record]:
-    """Reads an object as a dataclass, each field in its way; those left out have their default."""
-    known = dataclasses.fields(cast("Any", of))
-    assert {one.name for one in known} == fields.keys(), of
-    none = dataclasses.MISSING
-    required = [one.name for one in known if one.default is one.default_factory is none]
-
-    def read(value: Any) -> Record:
-        for key in expect(value, dict, "an object"):
-            if key not in fields:
-                refuse(f"unknown key {shown(key)}")
-        for name in required:
-            if name not in value:
-                refuse(f"{name} is missing")
-        return of(**{key: _part(f".{key}", fields[key], one) for key, one in value.items()})
-
-    return read
-
-
-def tagged(value: dict[str, Any]) -> tuple[str, Any]:
-    """The only key of an object, and its value."""
-    if len(value) != 1:
-        refuse(f"{len(value)} keys where one says what it is")
-    return next(iter(value.items()))
-
-
-def _part(place: str, read: Callable[[Any], One], value: Any) -> One:
-    """Reads a part of a container; a refusal gets its place."""
-    try:
-        return read(value)
-    except form.InvalidProgram as error:
-        raise form.InvalidProgram(f"{place}{error}") from None
-
-
-def whole(read: Callable[[Any], One], value: Any) -> One:
-    """Reads a value that stands in nothing else. Raises InvalidProgram with the place."""
-    try:
-        return read(value)
-    except form.InvalidProgram as error:
-        words = str(error)
-        raise form.InvalidProgram(words[1:] if words[0] == "." else f"program{words}") from None
-
-
-# --- records
-
-
-SIGNED = integer(MIN_INTEGER, MAX_INTEGER)
-INDEX = integer()
-SYMBOL = text(pattern=r"[A-Za-z_][A-Za-z0-9_.$]*")
-DTYPE = text(pattern="|".join(form.ITEM_BYTES))
-NAMED = {
-    "dtype": DTYPE,
-    "layout": text(pattern="strided"),
-    "memory_format": text(
-        pattern="contiguous_format|preserve_format|channels_last|channels_last_3d"
-    ),
-}
-
-
-def _fraction(value: Any) -> float:
-    if type(value) is not float or not math.isfinite(value):
-        refuse(f"{type(value).__name__} where a finite float must be")
-    return value
-
-
-def _power_of_two(value: Any) -> int:
-    if integer(1, 64)(value) & (value - 1):
-        refuse(f"{value} is no power of two")
-    return value
-
-
-def _type(value: Any) -> str:
-    if form.parse_type(text()(value)) is None:
-        refuse(f"{shown(value)} is no type of a kernel's parameter")
-    return value
-
-
-def _grid(value: Any) -> tuple[int, ...]:
-    if len(expect(value, list, "a list")) != 3:
-        refuse(f"{len(value)} elements where 3 must be")
-    return tuple(_part(f"[{at}]", integer(1, limits.MAX_GRID[at]), value[at]) for at in range(3))
-
-
-EXTENTS = many(integer(high=limits.MAX_EXTENT), limits.MAX_DIMENSIONS)
-"""A shape or strides."""
-LINE = integer(high=limits.MAX_SOURCE_LINE)
-"""A line of the source; 0 if unknown."""
-STORAGE = record(
-    form.Storage,
-    num_bytes=integer(high=limits.MAX_STORAGE_BYTES),
-    origin=member(form.Origin),
-    name=text(),
-    index=INDEX,
-    section=member(form.Section),
-)
-TENSOR = record(
-    form.Tensor,
-    storage=INDEX,
-    offset=integer(high=limits.MAX_EXTENT),
-    shape=EXTENTS,
-    strides=EXTENTS,
-    dtype=DTYPE,
-)
-OPTIONS = record(
-    form.Options,
-    num_warps=_power_of_two,
-    num_stages=integer(0, 32),
-    maxnreg=optional(8, 255),
-    default_dot_input_precision=text(pattern="tf32|tf32x3|ieee|bf16x3|bf16x6"),
-    enable_fp_fusion=flag,
-    max_num_imprecise_acc_default=optional(0, 2**31 - 1),
-    waves_per_eu=integer(0, 16),
-    matrix_instr_nonkdim=integer(0, 32),
-    kpack=integer(1, 2),
-)
-PARAMETER = record(form.Parameter, name=text(), type=_type)
-_RANK = limits.MAX_DESCRIPTOR_RANK
-DESCRIPTOR = record(
-    form.Descriptor,
-    tensor=INDEX,
-    shape=many(integer(1, limits.MAX_EXTENT), _RANK),
-    strides=many(integer(0, limits.MAX_EXTENT), _RANK),
-    block_shape=many(integer(1, limits.MAX_BLOCK), _RANK),
-    padding=text(pattern="zero|nan"),
-)
-
-
-def _launch_argument(value: Any) -> form.LaunchArgument:
-    if isinstance(value, dict):
-        tag, inner = tagged(cast("Any", value))
-        if tag == "tensor":
-            return form.TensorUse(tensor=INDEX(inner))
-        if tag == "descriptor":
-            return DESCRIPTOR(inner)
-    return scalar(value)
-
-
-def _literal(value: Any, depth: int = 0) -> form.Literal:
-    """An argument of an operation, with lists up to a depth."""
-    if isinstance(value, str):
-        return text()(value)
-    if isinstance(value, list):
-        if depth == limits.MAX_LITERAL_DEPTH:
-            refuse(f"lists deeper than {limits.MAX_LITERAL_DEPTH}")
-        return many(lambda one: _literal(one, depth + 1), limits.MAX_ARGUMENTS)(value)
-    if isinstance(value, dict):
-        tag, inner = tagged(cast("Any", value))
-        if tag == "tensor":
-            return form.TensorUse(tensor=INDEX(inner))
-        if tag in NAMED:
-            return form.NamedConstant(kind=tag, name=NAMED[tag](inner))
-    return scalar(value)
-
-
-def _keywords(value: Any) -> dict[str, form.Literal]:
-    if len(expect(value, dict, "an object")) > limits.MAX_ARGUMENTS:
-        refuse(f"{len(value)} keywords, more than {limits.MAX_ARGUMENTS}")
-    return {
-        _part(".key", SYMBOL, key): _part(f".{key}", _literal, one) for key, one in value.items()
-    }
-
-
-def _node(value: Any) -> form.Node:
-    tag, inner = tagged(expect(value, dict, "an object"))
-    if tag not in NODES:
-        refuse(f"{shown(tag)} is no kind of node")
-    return NODES[tag](inner)
-
-
-def _inner_node(value: Any) -> form.Node:
-    if isinstance(value, dict) and "choice" in value:
-        refuse("a choice in a choice")
-    return _node(value)
-
-
-ALTERNATIVE = record(
-    form.Alternative,
-    label=text(1_000),
-    nodes=many(_inner_node, limits.MAX_NODES),
-    restored=many(INDEX, limits.MAX_ARGUMENTS),
-)
-NODES: dict[str, Callable[[Any], form.Node]] = {
-    "launch": record(
-        form.Launch,
-        kernel=INDEX,
-        grid=_grid,
-        arguments=many(_launch_argument, limits.MAX_PARAMETERS),
-        line=LINE,
-    ),
-    "op": record(
-        form.Op,
-        name=text(pattern=r"[a-z_]+\.[A-Za-z0-9_]+\.[A-Za-z0-9_]+"),
-        arguments=many(_literal, limits.MAX_ARGUMENTS),
-        keywords=_keywords,
-        results=many(INDEX, limits.MAX_ARGUMENTS),
-        line=LINE,
-    ),
-    "value": record(form.Value, tensor=INDEX, answer=scalar, line=LINE),
-    "choice": record(
-        form.Choice,
-        alternatives=many(ALTERNATIVE, limits.MAX_ALTERNATIVES),
-        chosen=optional(0, limits.MAX_ALTERNATIVES),
-        key=text(),
-        line=LINE,
-    ),
-}
-
-
-def program_reader(
-    texts: Sequence[str], constants: tuple[bytes, ...]
-) -> Callable[[Any], form.Program]:
-    """Reads a program; its kernels name TTIR by its position among `texts`."""
-    place = integer(high=len(texts) - 1)
-    kernel = record(
-        form.Kernel,
-        name=SYMBOL,
-        ttir=lambda value: texts[place(value)],
-        options=OPTIONS,
-        parameters=many(PARAMETER, limits.MAX_PARAMETERS),
-        lines=many(LINE, limits.MAX_OPERATIONS),
-        floats=many(_fraction, limits.MAX_FLOATS),
-    )
-    return record(
-        form.Program,
-        target=text(pattern=r"cuda:\d{2,3}:32|hip:gfx[0-9a-f]{3,5}:(32|64)"),
-        storages=many(STORAGE, limits.MAX_STORAGES),
-        tensors=many(TENSOR, limits.MAX_TENSORS),
-        kernels=many(kernel, limits.MAX_KERNELS),
-        init=many(_node, limits.MAX_NODES),
-        forward=many(_node, limits.MAX_NODES),
-        outputs=many(INDEX, limits.MAX_OUTPUTS),
-        returned=text(pattern="tensor|tuple|list|dict"),
-        nesting=text(limits.MAX_NESTING, pattern=r"[-.()]*"),
-        constants=lambda _: constants,
-        triton=text(),
-        stateful=text(1_000),
-    )
-
 
 # --- records against each other
 
@@ -560,7 +216,7 @@ def _check_index(index: int, things: Sequence[object], path: str, name: str) -> 
 
 
 def fail(path: str, message: str) -> NoReturn:
-    raise form.InvalidProgram(f"{path}: {message}")
+    raise InvalidProgram(f"{path}: {message}")
 
 
 # --- writing
@@ -602,7 +258,7 @@ def _encoded(value: Any) -> Any:
         return {value.kind: value.name}
     if dataclasses.is_dataclass(value):
         tag = type(value).__name__.lower()
-        return {tag: _plain(value)} if tag in (*NODES, "descriptor") else _plain(value)
+        return {tag: _plain(value)} if tag in (*form.NODES, "descriptor") else _plain(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, tuple):
@@ -617,20 +273,19 @@ def _encoded(value: Any) -> Any:
 # --- reading
 
 
+def _object(value: Any) -> dict[str, Any]:
+    return expect(value, dict, "an object")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    version: int
-    texts: tuple[int, ...]
-    program: dict[str, Any]
+    version: form.Index
+    texts: Annotated[tuple[int, ...], many(integer(), limits.MAX_KERNELS)]
+    program: Annotated[dict[str, Any], _object]
 
 
-HEAD = record(
-    _Head,
-    version=INDEX,
-    texts=many(INDEX, limits.MAX_KERNELS),
-    program=lambda value: expect(value, dict, "an object"),
-)
-SIZES = many(INDEX, limits.MAX_STORAGES)
+HEAD = record(_Head)
+SIZES = many(integer(), limits.MAX_STORAGES)
 
 
 def loads(data: bytes) -> form.Program:
@@ -646,7 +301,7 @@ def loads(data: bytes) -> form.Program:
     head = whole(HEAD, _parsed(data[HEAD_BYTES:end]))
     if head.version != form.VERSION:
         fail("program", f"version {head.version}; this judge reads version {form.VERSION}")
-    constants = _part("constants", SIZES, head.program.get("constants", []))
+    constants = part("constants", SIZES, head.program.get("constants", []))
     for name, sizes, most in (
         ("texts", head.texts, limits.MAX_TTIR_BYTES),
         ("constants", constants, limits.MAX_CONSTANT_BYTES),
@@ -662,7 +317,11 @@ def loads(data: bytes) -> form.Program:
         end += size
     count = len(head.texts)
     texts = [_ttir(blob, at) for at, blob in enumerate(parts[:count])]
-    program = whole(program_reader(texts, tuple(parts[count:])), head.program)
+    place, blobs = integer(high=count - 1), tuple(parts[count:])
+    kernel = record(form.Kernel, ttir=lambda value: texts[place(value)])
+    kernels = many(kernel, limits.MAX_KERNELS)
+    read = record(form.Program, kernels=kernels, constants=lambda _: blobs)
+    program = whole(read, head.program)
     check(program)
     return program
 
@@ -676,9 +335,9 @@ def _parsed(text: bytes) -> object:
             object_pairs_hook=_without_duplicates,
         )
     except ValueError as error:  # malformed UTF-8 or JSON, an integer of thousands of digits
-        raise form.InvalidProgram(f"program: no JSON: {error}") from None
+        raise InvalidProgram(f"program: no JSON: {error}") from None
     except RecursionError:
-        raise form.InvalidProgram("program: JSON nested too deep") from None
+        raise InvalidProgram("program: JSON nested too deep") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

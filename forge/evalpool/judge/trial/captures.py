@@ -27,7 +27,7 @@ from forge.evalpool.judge.channel import frames, words
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.children.spawner import CANDIDATE_ROLE, KeptChildren, Spawner
 from forge.evalpool.judge.program import ops, wire
-from forge.evalpool.judge.program.format import InvalidProgram, Op, Origin, Program
+from forge.evalpool.judge.program.format import Op, Origin, Program
 from forge.evalpool.judge.program.policy import ProblemFacts, facts_of
 from forge.evalpool.judge.program.questions import Question, excess, unanswerable
 from forge.evalpool.judge.program.walk import variants
@@ -163,7 +163,7 @@ class Captures:
         except frames.DeadlinePassed:
             with run.answering(phase="capture", limit_s=limit_s, allowed=allowed):
                 raise
-        except (frames.PeerGone, frames.FrameError, InvalidProgram):
+        except (frames.PeerGone, frames.FrameError, wire.InvalidProgram):
             return None
         finally:
             kept.give_back(one) if is_good else kept.end(one)
@@ -201,7 +201,7 @@ class Captures:
     def _parsed(self, run: Runner, data: bytes) -> Program:
         try:
             program = wire.loads(data)
-        except InvalidProgram as error:
+        except wire.InvalidProgram as error:
             detail = words.clean(f"no program within the bounds: {error}")
             raise Decided(run.finding(Status.REJECTED, Reason.UNSUPPORTED, detail)) from error
         self._require_target(run, program)

@@ -507,7 +507,7 @@ class CardDevice(Device):
                 written=self.programs.problem.written_parameters,
                 kinds=self.programs.draw.kinds if self.results.is_wide else (),
             )
-        except form.InvalidProgram as error:
+        except wire.InvalidProgram as error:
             detail = f"no program of this problem: {error}"
             report = self.programs.report(Status.REJECTED, Reason.UNSUPPORTED, detail)
             raise Decided(report) from error

@@ -30,7 +30,8 @@ from forge.evalpool.judge.execute import executors
 from forge.evalpool.judge.execute.call import BLOCK_ALIGNMENT_BYTES, Call, ChoiceReport, NodeTime
 from forge.evalpool.judge.numbers.called import CHUNK
 from forge.evalpool.judge.numbers.protocols import Tf32
-from forge.evalpool.judge.program.format import InvalidProgram, Origin, Program
+from forge.evalpool.judge.program.format import Origin, Program
+from forge.evalpool.judge.program.readers import InvalidProgram
 from forge.evalpool.judge.program.walk import returned_inputs
 from forge.evalpool.judge.timing.baseline import Time
 from forge.evalpool.judge.trial.draws import widened
