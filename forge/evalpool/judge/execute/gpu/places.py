@@ -51,56 +51,43 @@ class Placement(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """Place of one buffer, relative to the program's reserved range."""
-
-    mapping: int
-    """Offset of its mapping; the guards lie before and behind it."""
-    mapped_bytes: int
-    num_bytes: int
-
-    def offset(self, placement: Placement) -> int:
-        if placement is Placement.START:
-            return self.mapping
-        held = -(-self.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        return self.mapping + self.mapped_bytes - held
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Slots of a program, in the order of their buffers, and the length of the whole range."""
-
-    slots: tuple[Slot, ...]
-    num_bytes: int
-
-
-def plan(sizes: Sequence[int], *, unit_bytes: int, guard_bytes: int = GUARD_BYTES) -> Layout:
-    """Places buffers of `sizes` bytes; an empty buffer has an address but no mapping."""
-    assert guard_bytes % unit_bytes == 0
-    slots: list[Slot] = []
-    end = guard_bytes
-    for num_bytes in sizes:
-        mapped = -(-num_bytes // unit_bytes) * unit_bytes
-        slots.append(Slot(mapping=end, mapped_bytes=mapped, num_bytes=num_bytes))
-        end += mapped + guard_bytes
-    return Layout(slots=tuple(slots), num_bytes=end)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
     """One buffer in this process's address space."""
 
-    address: int
-    """Address of its first byte."""
     num_bytes: int
     mapping: int
+    """Address of its mapping; the guards lie before and behind it."""
     mapped_bytes: int
+    placement: Placement
+
+    @property
+    def address(self) -> int:
+        """Address of its first byte."""
+        if self.placement is Placement.START:
+            return self.mapping
+        held = -(-self.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return self.mapping + self.mapped_bytes - held
 
     @property
     def slack(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(address, bytes) of the slack before and behind the buffer."""
         end, last = self.address + self.num_bytes, self.mapping + self.mapped_bytes
         return (self.mapping, self.address - self.mapping), (end, last - end)
+
+
+def plan(
+    sizes: Sequence[int], *, unit_bytes: int, guard_bytes: int = GUARD_BYTES
+) -> tuple[list[tuple[int, int]], int]:
+    """Offset and bytes of the mapping of each buffer of `sizes` bytes, in a range of so many bytes;
+    an empty buffer has an address but no mapping."""
+    assert guard_bytes % unit_bytes == 0
+    found: list[tuple[int, int]] = []
+    end = guard_bytes
+    for num_bytes in sizes:
+        mapped = -(-num_bytes // unit_bytes) * unit_bytes
+        found.append((end, mapped))
+        end += mapped + guard_bytes
+    return found, end
 
 
 class Pool:
@@ -151,51 +138,47 @@ class Arena:
 
     def __init__(self, pool: Pool, sizes: Sequence[int]) -> None:
         """Raises DriverError, with nothing left mapped."""
-        self._pool = pool
-        self._layout = plan(sizes, unit_bytes=pool.unit_bytes)
-        self._handles: list[tuple[Slot, int]] = []
-        self._base = pool.driver.reserve_usual(self._layout.num_bytes)
+        self._pool, self._sizes = pool, sizes
+        self._mappings, self._num_bytes = plan(sizes, unit_bytes=pool.unit_bytes)
+        self._handles: list[tuple[int, int, int]] = []
+        """Offset and bytes of each mapping, with the memory there."""
+        self._base = pool.driver.reserve_usual(self._num_bytes)
         try:
-            for slot in self._layout.slots:
-                if slot.mapped_bytes:
-                    self._map(slot)
+            for offset, num_bytes in self._mappings:
+                if num_bytes:
+                    self._map(offset, num_bytes)
         except BaseException:
             self.close()
             raise
 
-    def _map(self, slot: Slot) -> None:
+    def _map(self, offset: int, num_bytes: int) -> None:
         pool = self._pool
-        handle = pool.take(slot.mapped_bytes)
-        address = self._base + slot.mapping
+        handle = pool.take(num_bytes)
         try:
-            pool.driver.map(address, slot.mapped_bytes, handle, device=pool.device)
+            pool.driver.map(self._base + offset, num_bytes, handle, device=pool.device)
         except BaseException:
-            pool.give_back(handle, slot.mapped_bytes)
+            pool.give_back(handle, num_bytes)
             raise
-        self._handles.append((slot, handle))
-
-    @property
-    def mapped_bytes(self) -> int:
-        return sum(slot.mapped_bytes for slot, _ in self._handles)
+        self._handles.append((offset, num_bytes, handle))
 
     def buffer(self, number: int, placement: Placement) -> Buffer:
-        slot = self._layout.slots[number]
+        offset, mapped_bytes = self._mappings[number]
         return Buffer(
-            address=self._base + slot.offset(placement),
-            num_bytes=slot.num_bytes,
-            mapping=self._base + slot.mapping,
-            mapped_bytes=slot.mapped_bytes,
+            num_bytes=self._sizes[number],
+            mapping=self._base + offset,
+            mapped_bytes=mapped_bytes,
+            placement=placement,
         )
 
     def close(self) -> None:
         """Unmaps everything. The card must be idle."""
         driver = self._pool.driver
-        for slot, handle in self._handles:
-            driver.unmap(self._base + slot.mapping, slot.mapped_bytes)
-            self._pool.give_back(handle, slot.mapped_bytes)
+        for offset, num_bytes, handle in self._handles:
+            driver.unmap(self._base + offset, num_bytes)
+            self._pool.give_back(handle, num_bytes)
         self._handles.clear()
         if self._base:
-            driver.free_range(self._base, self._layout.num_bytes)
+            driver.free_range(self._base, self._num_bytes)
             self._base = 0
 
 
@@ -419,9 +402,6 @@ class Places:
             )
         buffer = self.buffer(tensor.storage)
         flat = _typed(self._card.bytes_at(buffer.address, buffer.num_bytes), kind)
-        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
-        if tensor.offset < 0 or tensor.offset + last >= flat.numel():
-            raise BadResult(f"tensor {number} is outside of its storage")
         return flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
 
 

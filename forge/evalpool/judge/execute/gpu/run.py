@@ -343,7 +343,7 @@ HOST_TYPES = {8: 10, 9: 8, 10: 9}
 
 
 class BadLaunch(Exception):
-    """A launch whose arguments do not fit its kernel."""
+    """A launch whose arguments do not fit its kernel's binary."""
 
 
 @dataclass(slots=True)
@@ -395,18 +395,20 @@ class Packed:
 
 
 def pack(program: form.Program, launch: form.Launch, binary: Binary) -> Packed:
-    """Raises BadLaunch."""
+    """Raises BadLaunch for a binary with other tensor maps. Arguments of a program that was parsed
+    fit the kernel's parameters."""
     parameters = program.kernels[launch.kernel].parameters
-    if len(parameters) != len(launch.arguments):
-        raise BadLaunch(f"{len(launch.arguments)} arguments for {len(parameters)} parameters")
     packed = Packed()
     for parameter, argument in zip(parameters, launch.arguments, strict=True):
         if isinstance(argument, form.Descriptor):
             _add_descriptor(packed, program, argument, binary.tensor_maps)
-        elif isinstance(argument, form.TensorUse) or parameter.type.startswith("*"):
-            _add_pointer(packed, program, parameter, argument)
+        elif isinstance(argument, form.TensorUse):
+            packed.add_address(program, argument.tensor)
+        elif argument is None:
+            packed.values.append(ctypes.c_uint64())
         else:
-            packed.values.append(scalar(parameter, argument))
+            data = form.pack(parameter.type, argument)
+            packed.values.append((ctypes.c_ubyte * len(data))(*data))
     packed.values += [packed.scratch, ctypes.c_uint64()]
     return packed
 
@@ -436,22 +438,10 @@ def launch_config(launch: form.Launch, binary: Binary, *, stream: int) -> cuda.L
     )
 
 
-def scalar(parameter: form.Parameter, value: Any) -> Any:
-    """A number as the bytes of its parameter. Raises BadLaunch for a value that does not fit."""
-    wrong = form.misfit(parameter.type, value)
-    if wrong:
-        raise BadLaunch(f"{parameter.name}: {wrong}")
-    packed = form.pack(parameter.type, value)
-    return (ctypes.c_ubyte * len(packed))(*packed)
-
-
 def map_spec(descriptor: form.Descriptor, *, dtype: str, facts: MapFacts) -> cuda.MapSpec:
     """Parameters of a descriptor's tensor map. Raises BadLaunch."""
-    rank = len(descriptor.shape)
-    if not 1 <= rank <= 5 or len(descriptor.strides) != rank or len(facts.block_size) != rank:
-        raise BadLaunch(f"a descriptor of {rank} dimensions")
-    if descriptor.strides[-1] != 1:
-        raise BadLaunch("a descriptor's last dimension must be contiguous")
+    if len(facts.block_size) != len(descriptor.shape):
+        raise BadLaunch(f"a descriptor of {len(descriptor.shape)} dimensions")
     if facts.elem_size != form.ITEM_BYTES[dtype]:
         raise BadLaunch(f"a descriptor of {facts.elem_size}-byte elements over {dtype}")
     shape = list(descriptor.shape)
@@ -466,19 +456,6 @@ def map_spec(descriptor: form.Descriptor, *, dtype: str, facts: MapFacts) -> cud
         swizzle=facts.swizzle,
         is_nan_filled=descriptor.padding == "nan",
     )
-
-
-def _add_pointer(
-    packed: Packed, program: form.Program, parameter: form.Parameter, argument: form.LaunchArgument
-) -> None:
-    if argument is None:
-        packed.values.append(ctypes.c_uint64())
-        return
-    if not isinstance(argument, form.TensorUse):
-        raise BadLaunch(f"{parameter.name}: an address must be of a tensor")
-    if not parameter.type.startswith("*"):
-        raise BadLaunch(f"{parameter.name}: a tensor for {parameter.type}")
-    packed.add_address(program, argument.tensor)
 
 
 def _add_descriptor(
