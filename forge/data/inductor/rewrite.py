@@ -596,7 +596,9 @@ def _renamed(kernel: GeneratedKernel, launches: list[call.Launch]) -> GeneratedK
     if len(lines) == 1:  # above the kernel, and nowhere else
         for node in _in_order(kernel.body):
             vars(node).pop("type_comment", None)
-    comment = "\n".join([*(one.partition(" ")[2] for one in lines), f"One program a {share}."])
+    calls = {dotted(node.func) for node in walk(*kernel.body) if isinstance(node, ast.Call)}
+    programs = f"One program a {share}." if "tl.program_id" in calls else "One program."
+    comment = "\n".join([*(one.partition(" ")[2] for one in lines), programs])
     return replace(
         kernel, params=tuple(new[one] for one in kernel.params), comment=comment,
         constexprs=frozenset(new[one] for one in kernel.constexprs),

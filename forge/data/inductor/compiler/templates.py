@@ -594,7 +594,11 @@ def _lengths(owner: torch.nn.Module, new: dict[int, Any]) -> dict[int, Any]:
 
 def reductions(stack: contextlib.ExitStack) -> None:
     """Reduces rows by loops, which are right and compile at every size, until the stack is left; a
-    variance is two of them. A row that is sorted has no answer."""
+    variance is two of them, and a sum over all axes is one of rows and one of their sums: a single
+    program would take a second for a billion elements, and lose digits. A row that is sorted has no
+    answer."""
+    made = _sums_of_rows(lowering.make_reduction)
+    stack.enter_context(mock.patch.object(lowering, "make_reduction", made))
     never = staticmethod(lambda *_: False)
     stack.enter_context(
         mock.patch.object(InductorChoices, "should_use_persistent_reduction", never)
@@ -602,6 +606,26 @@ def reductions(stack: contextlib.ExitStack) -> None:
     stack.enter_context(mock.patch.object(lowering, "use_two_step_variance", return_value=True))
     short = staticmethod(lambda x: f"libdevice.atan({x})")  # for twenty lines, some of assembly
     stack.enter_context(mock.patch.object(TritonKernelOverrides, "atan", short))
+
+
+def _sums_of_rows(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor's maker of reductions, whose sums over all axes first reduce all but the first, or
+    the first two where there are more."""
+
+    def make(kind: str, *given: Any, **named: Any) -> Callable[..., Any]:
+        reduce = usual(kind, *given, **named)
+
+        def inner(x: Any, axis: Any = None, keepdims: bool = False, *, dtype: Any = None) -> Any:
+            rank = len(x.get_size())
+            all_axes = len(lowering._validate_reduction_axis(x, axis)) == rank
+            if kind == "sum" and rank > 1 and all_axes:
+                x = reduce(x, [*range(min(2, rank - 1), rank)], keepdims, dtype=dtype)
+                axis = None
+            return reduce(x, axis, keepdims, dtype=dtype)
+
+        return inner
+
+    return make
 
 
 def pretend(stack: contextlib.ExitStack) -> None:

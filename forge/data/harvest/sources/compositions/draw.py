@@ -757,8 +757,8 @@ def _write(key: str, num: int, sizes: SizeDraw) -> tuple[ModuleWriter, str]:
 def _lone(w: ModuleWriter) -> Value:
     """One operation."""
     kinds = {
-        "table": 31, "convolution": 18, "product": 17, "reduction": 14, "pool": 7, "pointwise": 5,
-        "norm": 6, "softmax": 2,
+        "table": 42, "convolution": 14, "product": 11, "reduction": 11, "pool": 5, "pointwise": 7,
+        "norm": 8, "softmax": 2,
     }  # fmt: skip
     kind = w.rng.choices(list(kinds), weights=list(kinds.values()))[0]
     if kind == "table":
