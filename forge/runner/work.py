@@ -119,7 +119,7 @@ class Work:
         return open_replicas(
             table, weights=run.weights.current, stop_token_ids=run.prompter.chat.stop_token_ids,
             socket_dir=run.socket_dir, log_dir=run.log_dir, work_dir=work_dir,
-            observer=run.observer, gpus=placement.serve_uuids, shared=placement.shared,
+            observer=run.observer, gpus=placement.serve_uuids, shared=placement.shared_by_engines,
             trainer_gpus=placement.train_uuids[:1] if table.weights == "ipc" else (),
             max_lora_rank=lora_rank(run.experiment.model), thinking=run.prompts.thinking,
             elsewhere=elsewhere,

@@ -189,7 +189,7 @@ async def open_replicas(
         stop_token_ids: tokens that end every completion.
         work_dir: folder for files that engines need while they load weights.
         gpus: UUIDs per replica; empty means CPU.
-        shared: UUIDs of GPUs with other users: engines run each step under a lease.
+        shared: UUIDs of GPUs where engines run each step under a lease.
         trainer_gpus: UUIDs of GPUs whose memory engines read.
         max_lora_rank: maximum rank of adapters that will be published; 0 for none.
         thinking: `prompt.thinking`, for chats with the engines; None for the template's default.

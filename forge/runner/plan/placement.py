@@ -136,9 +136,16 @@ class Placement:
 
     @property
     def shared(self) -> frozenset[str]:
-        """UUIDs of cards with more than one process, which work there under the card's lease."""
+        """UUIDs of cards with more than one process."""
         users = [gpu.uuid for role in self.by_role().values() for gpu in role]
         return frozenset(uuid for uuid in users if users.count(uuid) > 1)
+
+    @property
+    def shared_by_engines(self) -> frozenset[str]:
+        """UUIDs of shared cards where engines sleep, or run each step under the card's lease, which
+        costs an engine's step its overlap with the next: cards where judges time kernels."""
+        timed = {gpu.uuid for gpu in self.judge}
+        return self.shared if self.sleeps else self.shared & timed
 
     @property
     def serve_uuids(self) -> tuple[tuple[str, ...], ...]:

@@ -64,7 +64,7 @@ def test_auto_divides_the_cards_and_gives_reasons(machine, overrides, expected):
 
 def test_a_shared_card_is_named_and_its_engine_limited():
     placement = place_on("1xH200-141GB", *ALL_AUTO, "devices.share=auto")
-    assert placement.shared == {"GPU-assumed-0"}
+    assert placement.shared == placement.shared_by_engines == {"GPU-assumed-0"}
     (held,) = placement.bytes_by_gpu.values()
     assert sum(held.values()) <= 141 << 30
     assert placement.memory_share is not None
@@ -271,6 +271,7 @@ def test_replicas_are_spread_over_tensor_parallel_cards():
     assert two.serve_uuids == (("GPU-assumed-0",), ("GPU-assumed-0",))
     assert two.memory_share == 0.85 / 2
     assert two.shared == {"GPU-assumed-0"}
+    assert two.shared_by_engines == set()  # no judge times kernels there
 
 
 def test_unneeded_roles_get_no_card(tmp_path):
