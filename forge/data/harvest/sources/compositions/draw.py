@@ -631,7 +631,7 @@ def follow(w: ModuleWriter, x: Value, first: Value | None) -> Value:
         (3, lambda: pointwise(w, x, w.rng.choice(_fitting(x, section("elementwise"))))),
         (12, lambda: scale(w, x)),
         (6, lambda: shift(w, x)),
-        (9, lambda: residual(w, x, first)),
+        (7, lambda: residual(w, x, first)),
     ]
     if x.std > max(0.02, abs(x.mean) / 2):  # else it saturates at other sizes
         options += [(9, lambda: clamp(w, x)), (4, lambda: extreme(w, x))]
@@ -642,11 +642,11 @@ def follow(w: ModuleWriter, x: Value, first: Value | None) -> Value:
     if norms(x):
         options.append((24, lambda: norm(w, x)))
     if x.is_signal:
-        options.append((10, lambda: pool(w, x)))
+        options.append((24, lambda: pool(w, x)))
     if x.rank > 1 and x.dims[x.channel].least > 2 and x.channel not in x.flat:
         options.append((6, lambda: softmax(w, x)))
     if x.rank > 1 and any(dim.least > 1 for dim in x.dims[1:]):
-        options.append((12, lambda: reduce(w, x)))
+        options.append((30, lambda: reduce(w, x)))
     if x.rank > 1 and x.dims[x.channel].multiple >= 4:
         options.append((3, lambda: gated_halves(w, x)))
     weights = [weight for weight, _ in options]
@@ -664,10 +664,10 @@ def _fitting(x: Value, table: dict[str, Operation]) -> list[str]:
         "flat": x.std < 0.1,
     }
     out = {name for fact, holds in facts.items() if holds for name in unfit[fact]}
-    return [name for name in table if name not in out for _ in range(1 + 3 * (name in often))]
+    return [name for name in table if name not in out for _ in range(1 + 3 * often.count(name))]
 
 
-NUM_OPERATIONS = {1: 44, 2: 20, 3: 17, 4: 10, 5: 6, 6: 3}
+NUM_OPERATIONS = {1: 42, 2: 14, 3: 19, 4: 13, 5: 8, 6: 4}
 """Shares of the compositions by number of operations."""
 BANDWIDTH, RATE = 4.8e12, 60e12
 """Bytes and floating-point operations a second of an H200, the fastest card in use."""
