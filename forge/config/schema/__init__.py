@@ -628,8 +628,8 @@ class ServeTable(Table):
     """Number of engine processes."""
     threads: Positive = 1
     """CPU threads per replica."""
-    slots: Annotated[int, Field(ge=1, le=256)] = 32
-    """Sequences that a replica decodes at the same time."""
+    slots: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Sequences that a replica decodes at the same time; llama.cpp has 255 at most."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
     """Share of a GPU's memory for weights and KV cache together; vllm only."""
     tensor_parallel: Positive = 1
