@@ -73,9 +73,9 @@ def at_line(code: str, line: object, message: str, *, limit: int = TYPICAL_CHARA
     return f"line {line}: {source}\n{message}"
 
 
-def exit_in_words(status: int) -> str:
-    """Message for a candidate's process that ended by itself, from its wait status."""
+def exit_in_words(status: int, *, who: str) -> str:
+    """Message for a process that ended by itself, from its wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return f"the candidate crashed: {SIGNALS.get(number, f'signal {number}')}"
-    return f"the candidate ended its process (exit {os.WEXITSTATUS(status)})"
+        return f"{who} crashed: {SIGNALS.get(number, f'signal {number}')}"
+    return f"{who} ended its process (exit {os.WEXITSTATUS(status)})"

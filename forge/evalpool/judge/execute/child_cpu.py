@@ -29,7 +29,6 @@ import math
 import mmap
 import os
 import socket
-import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -38,7 +37,7 @@ import numpy.ma  # pyright: ignore[reportUnusedImport]  # np.unique needs it in 
 from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel import frames, heap
-from forge.evalpool.judge.channel.frames import IDLE_S, Kind
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.nesting import mapped
 from forge.evalpool.judge.execute.cpu import CpuExecutor
 from forge.evalpool.judge.execute.outcome import ExecutionFailed
@@ -68,12 +67,9 @@ def warm_up() -> None:
 
 def main(sock: socket.socket) -> None:
     """Serves the judge until it hangs up."""
-    deadline = time.monotonic() + IDLE_S
     heap.keep_usual()
     for number in itertools.count(1):
-        first = frames.receive(sock, deadline=deadline, expected=(Kind.CANDIDATE,), takes_fds=True)
-        memory = _serve_candidate(sock, first, deadline=deadline)
-        _unmap(memory)
+        _unmap(_serve_candidate(sock))
         if not number % COLLECTED_EVERY:
             gc.collect()
         frames.send(sock, Kind.DONE, {})
@@ -88,17 +84,16 @@ def _unmap(memory: mmap.mmap) -> None:
         memory.close()
 
 
-def _serve_candidate(sock: socket.socket, first: frames.Frame, *, deadline: float) -> mmap.mmap:
+def _serve_candidate(sock: socket.socket) -> mmap.mmap:
     """Serves the judge until it releases a candidate. Returns its memory, still mapped."""
+    first = frames.asked(sock, Kind.CANDIDATE, takes_fds=True)
     memory_fd, *rest = first.fds
     memory = mmap.mmap(memory_fd, first.body["num_bytes"])
     os.close(memory_fd)
     session = Session(request=first.body, memory=memory)
     _serve(sock, session, first.body, rest)
     while True:
-        frame = frames.receive(
-            sock, deadline=deadline, expected=(Kind.CALL, Kind.RELEASE), takes_fds=True
-        )
+        frame = frames.asked(sock, Kind.CALL, Kind.RELEASE, takes_fds=True)
         if frame.kind is Kind.RELEASE:
             return memory
         _serve(sock, session, frame.body, list(frame.fds))

@@ -83,8 +83,6 @@ def is_any_finite(tensor: torch.Tensor) -> bool:
 
 
 Made = TypeVar("Made")
-SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
-"""Rows of a tensor that are looked at, and elements of each."""
 
 
 class Unjudgeable(Exception):
@@ -326,16 +324,18 @@ def replaced(value: Any, change: Callable[[int, torch.Tensor], torch.Tensor]) ->
     return visit(value)
 
 
-def rows_of(tensor: torch.Tensor, *, is_whole: bool = False) -> torch.Tensor:
-    """[rows, length] a sample of the rows along the last axis, whole or cut."""
-    length = tensor.shape[-1]
-    limit = max(1, (1 << 22) // max(1, length)) if is_whole else SAMPLE_ROWS
-    lead = tensor[..., : length if is_whole else SAMPLE_LENGTH]
+SAMPLE_ROWS, SAMPLE_LENGTH = 64, 1 << 16
+"""Rows of a tensor that are looked at, and elements of each."""
+
+
+def rows_of(tensor: torch.Tensor) -> torch.Tensor:
+    """[rows, length] a sample of the rows along the last axis, cut."""
+    lead = tensor[..., :SAMPLE_LENGTH]
     while lead.ndim > 2:
-        lead = lead[: max(1, limit // max(1, lead.shape[1]) + 1)].flatten(0, 1)
+        lead = lead[: SAMPLE_ROWS // max(1, lead.shape[1]) + 1].flatten(0, 1)
     lead = lead if lead.ndim == 2 else lead.reshape(1, -1)
-    step = max(1, lead.shape[0] // limit)
-    return lead[::step][:limit]
+    step = max(1, lead.shape[0] // SAMPLE_ROWS)
+    return lead[::step][:SAMPLE_ROWS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,7 @@ class Found:
 
 
 def main(sock: socket.socket) -> None:
-    deadline = time.monotonic() + 60.0
-    request = frames.receive(sock, deadline=deadline, expected=(Kind.EXAMINE,)).body
-    study = Study(request)
+    study = Study(frames.asked(sock, Kind.EXAMINE).body)
     name = ""
     try:
         with torch.no_grad():

@@ -18,7 +18,6 @@ import mmap
 import os
 import select
 import socket
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -28,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from forge.evalpool.judge.channel import frames, heap
-from forge.evalpool.judge.channel.frames import IDLE_S, Kind
+from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.shm import ALIGNMENT_BYTES, TensorSpec, offsets
 from forge.evalpool.judge.numbers import called as calls
 from forge.evalpool.judge.numbers import parameters
@@ -77,8 +76,7 @@ def _is_asked(sock: socket.socket, *, within_s: float) -> bool:
 def _draw(sock: socket.socket) -> int | None:
     """Serves one problem. Returns the bytes of its tensors in this process' memory, which are free
     now; None if no other problem may follow."""
-    deadline = time.monotonic() + IDLE_S
-    asked = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,), takes_fds=True)
+    asked = frames.asked(sock, Kind.PROBLEM, takes_fds=True)
     request, failure, is_full = asked.body, None, False
     layout, tensors = dict[str, Any](), list[torch.Tensor]()
     calls.seeds.seed(0)  # those of the operating system have no beginning
@@ -101,7 +99,7 @@ def _draw(sock: socket.socket) -> int | None:
         torch.cuda.empty_cache()  # at full size the judge has no room for its copy beside it
     frames.send(sock, Kind.LAYOUT, layout)
     if not asked.fds:
-        fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
+        fill = frames.asked(sock, Kind.FILL, takes_fds=True)
         _fill_block(fill.fds[0], fill.body["block_bytes"], tensors)
     tensors.clear()
     gc.collect()  # a model refers to itself

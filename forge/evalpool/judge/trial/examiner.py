@@ -7,7 +7,6 @@ loops, fills the memory), the answer is a flag and comes before the deadline.
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
-from forge.evalpool.judge.channel.words import SIGNALS, clean, is_out_of_memory, without_paths
+from forge.evalpool.judge.channel.words import clean, exit_in_words, is_out_of_memory, without_paths
 from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.numbers.protocols import Tf32
 from forge.evalpool.site_packages import with_advice
@@ -93,7 +92,7 @@ class Examiners:
             report.flags[Flag.CRASH] = "something else than the examiner wrote on its channel"
         except frames.PeerGone:
             is_ended = True
-            report.flags[Flag.CRASH] = _end_words(self._spawner.ended(child).status)
+            report.flags[Flag.CRASH] = exit_in_words(self._spawner.ended(child).status, who="it")
         finally:
             if not is_ended:
                 self._spawner.end(child)
@@ -141,13 +140,6 @@ class Examiners:
             doing = "its first forward pass" if report.num_steps else "loading"
             words = f"{doing} does not end within {limit}"
         report.flags[Flag.SLOW] = words
-
-
-def _end_words(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return SIGNALS.get(number, f"signal {number}")
-    return f"it ended its process (exit {os.waitstatus_to_exitcode(status)})"
 
 
 def _note_failure(report: _Report, body: dict[str, Any]) -> None:

@@ -282,7 +282,7 @@ class Runner:
         if ending.was_running:
             detail = "the candidate closed the channel of its process"
             return self.finding(Status.RUNTIME_ERROR, "crash", detail)
-        detail = words.exit_in_words(ending.status)
+        detail = words.exit_in_words(ending.status, who="the candidate")
         if os.WIFSIGNALED(ending.status) and os.WTERMSIG(ending.status) == signal.SIGKILL:
             return self.finding(Status.INFRA_ERROR, "runner_killed", detail)
         return self.finding(Status.RUNTIME_ERROR, "crash", detail)

@@ -21,7 +21,6 @@ import mmap
 import os
 import resource
 import socket
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,10 +147,9 @@ class Executing:
 
     def serve(self) -> None:
         """Raises PeerGone when the judge hangs up, ContextLost after a fault."""
-        deadline = time.monotonic() + IDLE_S
         self._answer(Kind.READY, {})
         while True:
-            asked = frames.receive(self._sock, deadline=deadline, expected=REQUESTS, takes_fds=True)
+            asked = frames.asked(self._sock, *REQUESTS, takes_fds=True)
             try:
                 answer = self._do(asked)
             except (CannotRun, BadResult, torch.OutOfMemoryError) as error:

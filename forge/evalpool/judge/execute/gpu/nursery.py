@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import time
 import traceback
 from contextlib import suppress
 
@@ -31,13 +30,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     with socket.socket(fileno=sock_fd) as sock:
-        deadline = time.monotonic() + IDLE_S
         frames.send(sock, Kind.READY, {}, timeout_s=IDLE_S)
         try:
             while True:
-                asked = frames.receive(
-                    sock, deadline=deadline, expected=(Kind.FORK,), takes_fds=True
-                )
+                asked = frames.asked(sock, Kind.FORK, takes_fds=True)
                 with suppress(ChildProcessError):  # frees the pids of executors that have ended
                     while os.waitpid(-1, os.WNOHANG)[0]:
                         pass
