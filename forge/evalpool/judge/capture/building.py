@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.dataflow import effects, storages
-from forge.evalpool.judge.program.walk import used_tensors
+from forge.evalpool.judge.program.walk import renumbered, used_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,50 +22,6 @@ class Parts:
     tensors: Sequence[form.Tensor]
     kernels: Sequence[form.Kernel]
     constants: Sequence[bytes]
-
-
-def renumbered(
-    node: form.Node, tensor: Callable[[int], int], kernel: Callable[[int], int]
-) -> form.Node:
-    """A node with other numbers."""
-    match node:
-        case form.Launch():
-            return replace(
-                node,
-                kernel=kernel(node.kernel),
-                arguments=tuple(_argument(one, tensor) for one in node.arguments),
-            )
-        case form.Op():
-            return replace(
-                node,
-                arguments=tuple(_argument(one, tensor) for one in node.arguments),
-                keywords={name: _argument(one, tensor) for name, one in node.keywords.items()},
-                results=tuple(tensor(one) for one in node.results),
-            )
-        case form.Value():
-            return replace(node, tensor=tensor(node.tensor))
-        case form.Choice():
-            alternatives = (
-                replace(
-                    one,
-                    nodes=tuple(renumbered(inner, tensor, kernel) for inner in one.nodes),
-                    restored=tuple(map(tensor, one.restored)),
-                )
-                for one in node.alternatives
-            )
-            return replace(node, alternatives=tuple(alternatives))
-
-
-def _argument(value: Any, tensor: Callable[[int], int]) -> Any:
-    match value:
-        case form.TensorUse():
-            return form.TensorUse(tensor=tensor(value.tensor))
-        case form.Descriptor():
-            return replace(value, tensor=tensor(value.tensor))
-        case tuple():
-            return tuple(_argument(one, tensor) for one in cast("tuple[Any, ...]", value))
-        case _:
-            return value
 
 
 def storages_of(node: form.Node, parts: Parts) -> frozenset[int]:

@@ -21,18 +21,18 @@ since both are a candidate's.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from forge.evalpool.judge.program import format as form
 from forge.evalpool.judge.program.dataflow import effects, trace
 from forge.evalpool.judge.program.ops import is_integer
-from forge.evalpool.judge.program.walk import node_names, places, variants
+from forge.evalpool.judge.program.walk import node_names, places, renumbered, variants
 
 # --- search of a program in another
 
@@ -43,7 +43,7 @@ def contains(program: form.Program, prefix: form.Program, answers: Sequence[form
     numbers: dict[Any, int] = {}
     whole, part = _Forms(program, numbers), _Forms(prefix, numbers)
     owed = [
-        (("value", repr(answer), shown), allocated)
+        (form.Value(tensor=shown, answer=cast("Any", repr(answer))), allocated)
         for (shown, allocated), answer in zip(
             map(part.of_tensor, prefix.outputs), answers, strict=False
         )
@@ -107,38 +107,15 @@ class _Forms:
         allocated: list[int] = []
         return self._tensor(number, allocated), allocated
 
-    def _node(self, node: form.Node, allocated: list[int]) -> tuple[Any, ...]:
-        match node:
-            case form.Launch():
-                given = self._all(node.arguments, allocated)
-                return ("launch", node.grid, self._kernels[node.kernel], given)
-            case form.Op():
-                given = self._all((*node.arguments, *node.keywords.values()), allocated)
-                results = [self._tensor(one, allocated) for one in node.results]
-                return ("op", node.name, len(node.arguments), list(node.keywords), given, results)
-            case form.Value():
-                return ("value", repr(node.answer), self._tensor(node.tensor, allocated))
-            case form.Choice():
-                inner = [
-                    (one.label, [self._node(each, allocated) for each in one.nodes])
-                    for one in node.alternatives
-                ]
-                return ("choice", inner)
-
-    def _all(self, arguments: Iterable[Any], allocated: list[int]) -> list[Any]:
-        return [self._argument(one, allocated) for one in arguments]
-
-    def _argument(self, one: Any, allocated: list[int]) -> Any:
-        match one:
-            case form.TensorUse():
-                return self._tensor(one.tensor, allocated)
-            case form.Descriptor():
-                shown = one.shape, one.strides, one.block_shape, one.padding
-                return (*shown, self._tensor(one.tensor, allocated))
-            case tuple():
-                return self._all(cast("tuple[Any, ...]", one), allocated)
-            case _:
-                return repr(one)
+    def _node(self, node: form.Node, allocated: list[int]) -> Any:
+        if isinstance(node, form.Choice):
+            return [
+                (one.label, [self._node(each, allocated) for each in one.nodes])
+                for one in node.alternatives
+            ]
+        tensor = partial(self._tensor, allocated=allocated)
+        made = replace(renumbered(node, tensor, self._kernels.__getitem__, repr), line=0)
+        return (made, [*made.keywords]) if isinstance(made, form.Op) else made  # in their order
 
     def _tensor(self, number: int, allocated: list[int]) -> tuple[Any, ...]:
         tensor = self._program.tensors[number]
@@ -333,9 +310,7 @@ class _Shapes:
     """
 
     def __init__(self, program: form.Program, known: dict[form.Kernel, int]) -> None:
-        kernels = [
-            dataclasses.replace(one, ttir=_MULTIPLE.sub(r"\1", one.ttir)) for one in program.kernels
-        ]
+        kernels = [replace(one, ttir=_MULTIPLE.sub(r"\1", one.ttir)) for one in program.kernels]
         self._kernels = [known.setdefault(kernel, len(known)) for kernel in kernels]
         self._answers = {repr(one.answer) for one in program.forward if isinstance(one, form.Value)}
 

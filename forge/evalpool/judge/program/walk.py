@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from forge.evalpool.judge.program import format as form
 
@@ -123,6 +124,50 @@ def used_tensors(node: form.Node) -> Iterator[int]:
     alternatives = node.alternatives if isinstance(node, form.Choice) else ()
     for inner in (inner for one in alternatives for inner in one.nodes):
         yield from used_tensors(inner)
+
+
+def renumbered(
+    node: form.Node,
+    tensor: Callable[[int], Any],
+    kernel: Callable[[int], int],
+    literal: Callable[[Any], Any] = lambda value: value,
+) -> form.Node:
+    """A node with other numbers, or descriptions in place of them, and literals."""
+
+    def other(value: Any) -> Any:
+        match value:
+            case form.TensorUse():
+                return form.TensorUse(tensor=tensor(value.tensor))
+            case form.Descriptor():
+                return replace(value, tensor=tensor(value.tensor))
+            case tuple():
+                return tuple(map(other, cast("tuple[Any, ...]", value)))
+            case _:
+                return literal(value)
+
+    match node:
+        case form.Launch():
+            arguments = tuple(map(other, node.arguments))
+            return replace(node, kernel=kernel(node.kernel), arguments=arguments)
+        case form.Op():
+            return replace(
+                node,
+                arguments=tuple(map(other, node.arguments)),
+                keywords={name: other(one) for name, one in node.keywords.items()},
+                results=tuple(map(tensor, node.results)),
+            )
+        case form.Value():
+            return replace(node, tensor=tensor(node.tensor), answer=literal(node.answer))
+        case form.Choice():
+            alternatives = (
+                replace(
+                    one,
+                    nodes=tuple(renumbered(each, tensor, kernel, literal) for each in one.nodes),
+                    restored=tuple(map(tensor, one.restored)),
+                )
+                for one in node.alternatives
+            )
+            return replace(node, alternatives=tuple(alternatives))
 
 
 def returned_inputs(program: form.Program) -> frozenset[int]:
