@@ -73,6 +73,7 @@ def captured(folder: Path, lines: str, *, is_pure: bool = True) -> Program:
         ("self.lin.half()\nself.lin.float()", "lin.weight"),
         ("self.lin.weight.t_()", "lin.weight"),
         ("self.steps.squeeze_()", "steps"),
+        ("self.buf.transpose_(0, 1)", "shape of a tensor"),
         ("self.steps = None", "steps"),
         ("self.register_buffer('seen', self.steps)", "seen"),
         ("torch.set_grad_enabled(True)", "gradient mode"),

@@ -91,6 +91,10 @@ class Recorder(TorchDispatchMode):
         """True if the host may read what a constructor has drawn, or what nothing has written."""
         self._new_on_host: list[Any] = []
         """Storages of tensors of the host that this call has made."""
+        self._made = set[int]()
+        """Identities of tensors that this call has made on the card."""
+        self.num_turned = 0
+        """Operations that gave another shape to a tensor that was there before."""
 
     # Tensors of the program
 
@@ -182,7 +186,7 @@ class Recorder(TorchDispatchMode):
     def begin_call(self, nodes: list[form.Node]) -> None:
         """Records another call of forward, in this list."""
         self.nodes, self._num_nodes = nodes, 0
-        self._new_on_host = []
+        self._new_on_host, self._made = [], set()
 
     def add(self, node: form.Node) -> None:
         """Appends a node. Raises Unsupported."""
@@ -280,6 +284,8 @@ class Recorder(TorchDispatchMode):
         inputs = [one for one in leaves([args, kwargs]) if isinstance(one, FakeTensor)]
         for one in inputs:
             self.storage_of(one)
+        is_turned = torch.Tag.inplace_view in func.tags
+        self.num_turned += is_turned and id(inputs[0]) not in self._made
         try:
             with self.fake:
                 result = func(*args, **kwargs)
@@ -299,6 +305,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return decomposition(*args, **kwargs)
         made = [one for one in leaves(result) if isinstance(one, FakeTensor)]
+        self._made |= set[int]() if func._schema.is_mutable else set(map(id, made))
         is_view = not func._schema.is_mutable and all(map(self.is_known, made))
         if is_view or name in ALLOCATIONS or name in RESHAPES:
             for one in made:

@@ -433,6 +433,7 @@ class Session:
             for key, value in vars(one)["_parameters"].items():
                 if isinstance(value, torch.Tensor):
                     yield f"{name}.{key}", (self.recorder.storage_of(value), _geometry(value))
+        yield "the shape of a tensor that it keeps", self.recorder.num_turned
 
     def _form(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """The parts of an argument: containers, numbers, and tensors by their place in memory."""
