@@ -293,14 +293,26 @@ class Flow:
     def _followed_later(self) -> list[ast.FunctionDef]:
         """Functions and methods that a call comes to, and constructors; `forward` first. What is
         called once is followed as it is called."""
-        found = ["forward", *FIRST, "__call__", "__len__", "backward"]
+        found = ["forward", *FIRST, *sorted(lists.BY_OTHERS), *self._handed_on()]
         for name in found:  # which grows
             for node in () if name in FIRST else self._named(name):
                 for one in walk(node):
-                    used = getattr(one, "attr", getattr(one, "id", ""))
+                    used = _ends(one)
                     if used not in found and (used in self.methods or used in self.functions):
                         found.append(used)
         return [node for name in found if name not in FIRST for node in self._named(name)]
+
+    def _handed_on(self) -> list[str]:
+        """Names of functions and methods that are passed on or kept: who has them may call them."""
+        code = [*self.parts.statements, *self.parts.functions, *self.parts.classes]
+        nodes = [one for each in code for one in walk(each)]
+        calls = [one for one in nodes if isinstance(one, ast.Call)]
+        at_once = {one.func for one in calls}
+        at_once |= {each for one in calls if _ends(one.func) == "apply" for each in one.args}
+        said = [one.value for one in self.parts.statements if isinstance(one, ast.Expr)]
+        at_once |= {each for one in said if isinstance(one, ast.Tuple) for each in one.elts}
+        names = {_ends(one) for one in nodes if one not in at_once}
+        return sorted(names & (self.methods.keys() | self.functions.keys()))
 
     def _named(self, name: str) -> list[ast.FunctionDef]:
         return [*self.methods.get(name, ()), *filter(None, [self.functions.get(name)])]
@@ -1232,7 +1244,7 @@ class Flow:
         made, fact = Seen().joined(given), Seen(of=ast.unparse(node), is_fact=True)
         made = replace(made, places=made.places if name in lists.VIEWS else frozenset())
         written = [one for one in given[1:] if self._may_change(one)]
-        if path.startswith("numpy.") and written and not self._is_first:
+        if path.startswith(("numpy.", "copy.")) and written and not self._is_first:
             raise kept_wrongly(node, f"hands {path} what it may write to")
         if path.startswith("torch.nn.") and name[0].isupper():
             return made.marked(frozenset({LAYER}))
@@ -1301,6 +1313,11 @@ def _is_asking(kernel: ast.FunctionDef) -> bool:
     tests = (node for node in walk(kernel) if isinstance(node, ast.Compare))
     names = {getattr(node, "attr", "") for test in tests for node in walk(test)}
     return not names.isdisjoint(("dtype", "element_ty", "primitive_bitwidth"))
+
+
+def _ends(node: ast.AST) -> str:
+    """The name that it is or ends with; "" for none."""
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _below(node: ast.AST) -> list[ast.expr]:
