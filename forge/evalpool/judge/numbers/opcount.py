@@ -147,7 +147,8 @@ class OpCounter(Watching):
             self.is_comparing |= is_search or (
                 name in COMPARISONS and sum(one.ndim > 0 for one in leaves(args)) == 2
             )
-            found = set(self._numbers([*args, *(kwargs or {}).values()]))
+            left = [one.default_value for one in func._schema.arguments[len(args) :]]
+            found = set(self._numbers([*args, *(kwargs or {}).values(), *left]))
             self.constants |= found
             self.compared |= found if name in COMPARISONS else set()
             if not any(one.is_floating_point() or one.is_complex() for one in leaves(args)):

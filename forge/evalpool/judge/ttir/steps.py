@@ -198,10 +198,14 @@ def _transposed(operation: tree.Operation) -> Compute:
 
 
 def _reshaped(operation: tree.Operation) -> Compute:
+    """Elements in the opposite order where the compiler may give them any."""
     before, after = (
         tree.shape_of(one[0]) for one in (operation.types.operands, operation.types.results)
     )
-    return _plain(lambda block: reshaped(block, before, after))
+    if "allow_reorder" not in operation.attributes:
+        return _plain(lambda block: reshaped(block, before, after))
+    size = math.prod(before)
+    return _plain(lambda block: reshaped(reshaped(block, before, (size,))[:, ::-1], (size,), after))
 
 
 # --- memory
