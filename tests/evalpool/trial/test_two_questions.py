@@ -37,7 +37,7 @@ def code(body: str, *, limit: str = "0.0") -> str:
         ("tl.where(value == 0, 0.0, tl.sigmoid(value) * 3)", "mismatch"),  # 0 is planted alone
         # It knows float64, and is coarse without it.
         (f"tl.where(value * 0 + 1 + 1e-12 > 1, {RIGHT}, {COARSE})", "precision"),
-        ("tl.sigmoid(value) * 3 + tl.where(value > 1e30, 1.0, 0.0)", "ok"),  # beyond every plant
+        ("tl.sigmoid(value) * 3 + tl.where(value > 1e30, 1.0, 0.0)", "mismatch"),
     ],
 )
 def test_an_answer_must_be_the_same_function_and_lose_no_more_than_its_types(

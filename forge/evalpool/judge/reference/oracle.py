@@ -279,9 +279,6 @@ def _moved_and_drawn(
         draws = subject.draws(counted, made=before, is_wide=is_wide, aims=aims)
         return draws.make(request["num_sets"])
 
-    for name, tensor in model.state_dict().items():
-        if aims is not None and name in aims["zeroed"]:
-            tensor.zero_()
     if not is_moved:
         return draw()
     sign = 0 if counted is None else parameters.sign_of(counted.names)
@@ -336,6 +333,7 @@ def _describe(
                 "asks_real": one.asks_real,
                 "is_open": one.is_open,
                 "rough": one.is_rough,
+                "is_partial": one.is_partial,
                 "slack": one.slack,
             }
             for one in sets

@@ -648,30 +648,28 @@ class CpuTrials(Trials):
         """The finding of a right candidate some of whose decisions took one side alone, after
         further sets that are aimed at the other. Raises Decided."""
         names = {name for one in programs.open for name in one.memory}
-        aims: dict[str, Any] = {
+        zeroed = [name.removeprefix(PARAMETER) for name in names if name.startswith(PARAMETER)]
+        aims = {
             "constants": sorted({number for one in programs.open for number in one.constants}),
             "inputs": None if ANY in names else sorted(map(int, filter(str.isdecimal, names))),
-            "zeroed": [],
+            "zeroed": sorted(zeroed),
         }
-        zeroed = [name.removeprefix(PARAMETER) for name in names if name.startswith(PARAMETER)]
-        zero = {"constants": [], "inputs": [], "zeroed": sorted(zeroed)}
         left = {one[:2] for one in programs.open}
-        for terms in (aims, zero) if zeroed else (aims,):
+        try:
+            with candidate.phases.timed("reference"):
+                kept = self.references.hold(candidate.problem, aims=aims)
             try:
-                with candidate.phases.timed("reference"):
-                    kept = self.references.hold(candidate.problem, aims=terms)
-                try:
-                    kept.draw.is_aimed = True
-                    aimed = programs.on(kept.draw, problem=programs.problem)
-                    self._evaluated(candidate, kept, aimed)
-                    left &= {one[:2] for one in aimed.open}
-                finally:
-                    self.references.let_go(kept)
-            except ReferenceFailed:
-                pass  # as it is constructed a Model may be ill-conditioned
-            except trial.Decided as decided:
-                if decided.finding.status in (Status.WRONG, Status.RUNTIME_ERROR):
-                    raise  # else it is late, or the machine is
+                kept.draw.is_aimed = True
+                aimed = programs.on(kept.draw, problem=programs.problem)
+                self._evaluated(candidate, kept, aimed)
+                left &= {one[:2] for one in aimed.open}
+            finally:
+                self.references.let_go(kept)
+        except ReferenceFailed:
+            pass  # as it is constructed a Model may be ill-conditioned
+        except trial.Decided as decided:
+            if decided.finding.status in (Status.WRONG, Status.RUNTIME_ERROR):
+                raise  # else it is late, or the machine is
         said = [f"line {line}: {text}" for line, text in sorted(left)]
         if len(said) > MAX_SAID:
             said[MAX_SAID:] = [f"and {len(said) - MAX_SAID} more decisions took one side alone"]

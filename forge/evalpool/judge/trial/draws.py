@@ -87,6 +87,8 @@ class InputSet:
     """True if the question in the problem's own types is asked on it."""
     is_rough: bool = False
     """True if it is asked on loud plants, for results that overflow."""
+    is_partial: bool = False
+    """True if what is not finite says nothing."""
 
     @property
     def is_quiet(self) -> bool:
@@ -323,12 +325,14 @@ class Builder:
             is_planted=bool(one.get("plants")),
             asks_real=one.get("asks_real", True) is True,
             is_rough=one.get("rough") is True,
+            is_partial=one.get("is_partial") is True,
         )
         self._ask(made, one)
         return made
 
     def _ask(self, made: InputSet, one: dict[str, Any]) -> None:
         same = DOUBLE_FUNCTION if self._kinds == {WIDE} else SAME_FUNCTION
+        same = replace(same, is_partial=made.is_partial)
         self._asked |= {index: Asked(same) for index in made.wide}
         exact = made.wide or self._indices(one.get("exact", ())) or (None,) * len(made.results)
         for index, other in zip(made.results, exact, strict=True):
@@ -354,7 +358,12 @@ class Builder:
         question = real_question(dtype, self._rounding)
         tolerance = question.tolerance * max(1.0, float(one.get("slack", 1.0)))
         least = ROUGH if made.is_rough and made.wide else 0.0
-        return replace(question, tolerance=max(tolerance, least), is_alone=not self._kinds)
+        return replace(
+            question,
+            tolerance=max(tolerance, least),
+            is_alone=not self._kinds,
+            is_partial=made.is_partial,
+        )
 
     def _state(self, pairs: Any) -> dict[str, int]:
         found = {str(name): index for name, index in pairs}

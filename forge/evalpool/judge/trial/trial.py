@@ -8,7 +8,6 @@ finding.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import time
@@ -132,11 +131,9 @@ class OpenSide(NamedTuple):
     @classmethod
     def parse(cls, data: Any) -> OpenSide:
         line, text, constants, memory = data
-        numbers = (one for one in constants[:MAX_CONSTANTS] if type(one) in (int, float))
-        return cls(
-            int(line), words.clean(str(text)), tuple(filter(math.isfinite, numbers)),
-            tuple(map(str, memory[:MAX_CONSTANTS])),
-        )  # fmt: skip
+        numbers = tuple(one for one in constants[:MAX_CONSTANTS] if type(one) in (int, float))
+        names = tuple(map(str, memory[:MAX_CONSTANTS]))
+        return cls(int(line), words.clean(str(text)), numbers, names)
 
 
 class Decided(Exception):

@@ -221,11 +221,13 @@ class Decisions:
 
     def _compared(self, pair: Sequence[int], predicate: str) -> Iterator[float]:
         """Numbers of an element for a comparison with a constant to have either result: equal, or
-        on both sides, since an honest kernel's constant may be a rounding away."""
+        on both sides, since an honest kernel's constant may be a rounding away. x != x is a NaN."""
+        if predicate and pair[0] == pair[1]:
+            yield math.nan
         for number, other in (pair, pair[::-1]):
             if (found := self._number(number)) is not None:
                 for one in self._before(other, found):
-                    apart = max(abs(one), MIN_CONSTANT) * APART
+                    apart = max(abs(one), MIN_CONSTANT) * APART if math.isfinite(one) else 0.0
                     is_whole, is_equal = type(one) is int, predicate[-2:] in ("eq", "ne")
                     step = 1 if is_whole else apart
                     yield from (one,) if is_equal else (one - step, one + step)
@@ -238,7 +240,7 @@ class Decisions:
         if one is None or one.name != "arith.constant":
             return None
         found = one.attributes["value"]
-        return found if isinstance(found, int | float) and math.isfinite(found) else None
+        return found if isinstance(found, int | float) and not math.isnan(found) else None
 
     def _before(self, value: int, wanted: float) -> list[float]:
         """Numbers of an element for a value to be so much: through steps of one operand. None of a

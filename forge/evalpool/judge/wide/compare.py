@@ -82,6 +82,8 @@ class Question:
     """True for a question 2 whose question 1 is not asked: more integers may differ, if many."""
     is_close: bool = False
     """True for another protocol's."""
+    is_partial: bool = False
+    """True if elements say nothing that are not finite on either side."""
 
     def allows(self, differs: Any, steps: Any) -> Any:
         """True if so few integers differ, of which some by a step of what is quantised.
@@ -270,6 +272,8 @@ class Wanted:
         if self.values.are_all(is_near & xp.isfinite(difference)):
             return ~is_near
         is_equal = (got == expected) | (xp.isnan(got) & xp.isnan(expected))
+        if self.question.is_partial:
+            return ~(is_near | ~xp.isfinite(difference))
         return ~xp.where(xp.isfinite(expected), is_near, is_equal)
 
     @property

@@ -319,7 +319,7 @@ def elements_for(ground: Ground) -> list[str]:
     sought = ground.possible(looks.integers) if is_whole else ground.constants(far=False)
     has = dict.fromkeys(ELEMENTS, is_any and not is_whole) | {
         "between": is_sorted and is_whole,
-        "special": is_any and looks.special and not is_sorted,
+        "special": is_any and looks.special and not is_sorted and not is_whole,
         "far constant": not is_whole and ground.constants(far=True),
         "beyond": is_any and is_whole and _may_exceed(ground),
         "edge": form == "two" or (is_any and is_whole and (not is_equal or low == 1)),

@@ -128,6 +128,8 @@ class InputSet:
     """True if a candidate must answer this set in the problem's own types, too."""
     is_rough: bool = False
     """True if what is planted is loud, and eager bears it in the problem's types."""
+    is_partial: bool = False
+    """True if what is not finite, in an output or in the reference's, says nothing."""
     slack: float = 1.0
     """Tolerances that it is asked with then: more than one where roundings make a quarter."""
     parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
@@ -275,6 +277,8 @@ class Draws:
         self._borne: set[int] = set()
         self._mattering: set[int] = set()
         """Tensors of which some group was borne, of which one mattered."""
+        self._is_partial = False
+        """As of the set that is planted."""
         self._varies = False
         """True if outputs of two draws of given inputs differ."""
 
@@ -319,10 +323,10 @@ class Draws:
             yield from (self.given() for _ in range(min(num_sets, num_fit) - 1))
             return
         if self._aims is not None:
-            plans = [] if self._aims["zeroed"] else self._aimed_plans()
             most = max(MIN_AIMED, min(MAX_AIMED, AIMED_BYTES // max(1, first.num_bytes())))
-            sets = filter(None, map(self._planted, plans[: min(most, num_fit)]))
+            sets = filter(None, map(self._planted, self._aimed_plans()[: min(most, num_fit)]))
             yield from (replace(one, asks_real=False) for one in sets)
+            yield from self._aside(1 if self._aims["zeroed"] else 0)
             return
         num_sets = max(num_sets, NUM_SETS) + NUM_TELLING * self._looks.tells_rows
         plans = [*self._plans(min(num_sets, num_fit) - 1), *self._joined_plans()][: num_fit - 1]
@@ -531,6 +535,8 @@ class Draws:
             is_near = plan.is_rough or self._wide is None or "extrema" in self._looks.does
             plan.first_size = plants.NEAR if is_near else 0
             found.append(plan)
+        if self._looks.special:  # of which large values would hide some
+            found.append(_Plan(turn=other, kinds=("special",), is_loud=True))
         random.shuffle(found)
         for one in found[: max(1, num_sets - 1)]:
             one.has_arguments = True
@@ -542,6 +548,10 @@ class Draws:
             _Plan(turn=2 * n + (n % 4 == 3), kinds=("constant", "other", "tie", "edge"))
             for n in range(NUM_AIMED)
         ]
+        is_special = any(one.looks.is_aimed and one.looks.special for one in self._grounds())
+        if is_special and all(one.is_floating_point() for one in self._known.outputs):
+            special = _Plan(kinds=("special",), is_loud=True)
+            plans[:0] = [special, replace(special, turn=2)]
         kinds = [
             (place, one, kind)
             for one in filter(lambda one: one.looks.is_aimed, self._grounds())
@@ -610,7 +620,7 @@ class Draws:
 
     def _planted(self, plan: _Plan) -> InputSet | None:
         """A set with the groups that matter and are borne; None if the reference bears nothing."""
-        drawn = self._draw()
+        drawn, self._is_partial = self._draw(), False
         start = self._tried(drawn)
         if start is None and self._has_other_shapes:  # as given: they depend on data
             self._is_ragged = True
@@ -619,6 +629,7 @@ class Draws:
             return None
         self._varies = self._varies or self._matters(self._known.outputs, start.outputs)
         work = _Work(plan=plan, start=start, now=start)
+        self._is_partial = plan.is_loud and self._aims is not None
         if plan.has_arguments:
             self._plant_arguments(work)
         if plan.whole:
@@ -665,6 +676,8 @@ class Draws:
     def _states(self) -> list[dict[str, torch.Tensor]]:
         """Parameters and buffers of further sets: of a large problem as they were made alone."""
         made, now = dict(self._made), self._model.state_dict()
+        if self._aims is not None:
+            return [{n: torch.zeros_like(now[n]) for n in self._aims["zeroed"] if n in now}]
         size = sum(one.nbytes for one in [*made.values(), *self._known.outputs])
         is_moved = any(not torch.equal(one, now[name]) for name, one in made.items())
         if not is_moved or size > STATE_SHARE * self._terms.max_bytes:
@@ -902,6 +915,7 @@ class Draws:
             made.slack = max(1.0, max(work.lost, made.real_error) / MAX_REAL_ERROR)
             made.is_open = made.slack > 1.0
             most = made.slack * max(self._close, default=0.0)
+            made.is_partial = self._is_partial
             made.asks_real = bool(groups) and most <= MAX_SLACK
             is_far = any(one.kind in FAR for one in groups)
             made.is_rough = made.asks_real and work.plan.is_rough and is_far
@@ -930,6 +944,10 @@ class Draws:
                 return False
         for one, given in zip(outputs, self._largest, strict=True):
             if not math.isfinite(given):
+                continue
+            if self._is_partial:
+                if not calls.is_any_finite(calls.widened(one)):
+                    return False
                 continue
             size = largest(one)
             if math.isnan(size) or (size == math.inf and not self._has_infinities):

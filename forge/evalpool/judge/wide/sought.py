@@ -86,12 +86,16 @@ class Looks:
 
     def aimed(self, constants: Sequence[float]) -> Looks:
         """The same where a candidate compares something, with these constants among others."""
-        between = [(a + b) / 2 for a, b in itertools.pairwise(sorted(constants))]
+        far = [one for one in constants if not abs(one) <= MAX_CONSTANT]
+        if self.does.isdisjoint(("decides", "orders")):  # NaN is nowhere less than another number
+            far += [math.nan, math.inf, -math.inf]
+        between = [(a + b) / 2 for a, b in itertools.pairwise(sorted({*constants}.difference(far)))]
         near = {one + step for one in constants if type(one) is int for step in (-1, 0, 1)}
         return replace(
             self,
             constants=tuple(sorted({*self.constants, *_worth(between), *_worth(constants)})),
             integers=tuple(sorted({*self.integers, *(one for one in near if abs(one) < 1 << 31)})),
+            special=(*self.special, *{math.copysign(math.inf, o) if o == o else o for o in far}),
             does=self.does | {"decides", "joins"},
             is_comparing=True,
             is_aimed=True,
