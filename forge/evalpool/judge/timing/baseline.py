@@ -33,7 +33,7 @@ from forge.evalpool.judge.channel import frames
 from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import clean, without_paths
 from forge.evalpool.judge.numbers.protocols import FORGE, Tf32
-from forge.evalpool.judge.trial.references import ReferenceFailed
+from forge.evalpool.judge.trial.references import ReferenceFailed, body_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,9 +186,7 @@ class BaselineTimes:
     def _measure(self, problem: ReferenceModule, table: JudgeTable) -> Baseline:
         limit_s = COMPILE_TIMEOUT_S if table.baseline == "compile" else PREPARE_TIMEOUT_S
         request = {
-            "source": problem.source,
-            "entry_point": problem.entry_point,
-            "precision": problem.precision,
+            **body_of(problem),
             "device": "cuda",
             "plain": False,
             "max_bytes": sys.maxsize,

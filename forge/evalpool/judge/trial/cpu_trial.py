@@ -494,8 +494,7 @@ class CpuDevice(Device):
         answer = self._answered(program, data, {**body, "is_wide": self.memory.is_wide})
         for fault in answer.get("faults", ()):
             detail = self.programs.at_line(fault["line"], fault["message"])
-            report = self.programs.report(Status.WRONG, FAULTS[fault["kind"]], detail)
-            raise trial.Decided(report)
+            raise self.programs.decided(Status.WRONG, FAULTS[fault["kind"]], detail)
         return answer
 
     def _answered(self, program: Program, data: bytes, body: dict[str, Any]) -> dict[str, Any]:

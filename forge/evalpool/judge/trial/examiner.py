@@ -18,6 +18,7 @@ from forge.evalpool.judge.channel.frames import Kind
 from forge.evalpool.judge.channel.words import clean, exit_in_words, is_out_of_memory, without_paths
 from forge.evalpool.judge.children.spawner import Spawner
 from forge.evalpool.judge.numbers.protocols import Tf32
+from forge.evalpool.judge.trial.references import body_of
 from forge.evalpool.site_packages import with_advice
 from forge.process.gpu_locks import GpuLease
 from forge.records.examination import Examination, Flag
@@ -106,9 +107,7 @@ class Examiners:
     ) -> None:
         body = {
             "lists_sets": lists_sets,
-            "source": problem.source,
-            "entry_point": problem.entry_point,
-            "precision": problem.precision,
+            **body_of(problem),
             "device": self._device,
             **Tf32.of(self._table.tf32, is_other=False).request,
             "num_sets": self._table.num_inputs,

@@ -432,7 +432,7 @@ class Judgement(Generic[D]):
             for number in device.further(self._judged):
                 if found := device.results.mismatch(device.call(number)):
                     detail = f"{ALTERNATIVE_WORDS}: {found}"
-                    raise Decided(programs.report(Status.WRONG, reason, detail))
+                    raise programs.decided(Status.WRONG, reason, detail)
 
     def _require_right(self, left: Left, reason: str, words: str) -> None:
         """Raises Decided, with its likely cause, for a call that left what is not right."""
@@ -440,7 +440,7 @@ class Judgement(Generic[D]):
         found = results.mismatch(left)
         if found is not None and results.is_unwritten(left):
             detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
-            raise Decided(programs.report(Status.WRONG, "output_not_written", detail))
+            raise programs.decided(Status.WRONG, "output_not_written", detail)
         programs.is_written = True
         if found is None and left.is_kept:
             return
@@ -456,7 +456,7 @@ class Judgement(Generic[D]):
         elif any(results.tells(one) and results.mismatch(left, one) is None for one in alike):
             reason = Reason.STATEFUL
             detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
-        raise Decided(programs.report(Status.WRONG, reason, detail))
+        raise programs.decided(Status.WRONG, reason, detail)
 
     def _require_draws(self) -> None:
         """Raises Decided where another protocol gives a right program other parameters than Model.
@@ -468,7 +468,7 @@ class Judgement(Generic[D]):
                 f"loads nothing: here {name} is not drawn as Model draws it. Make the random "
                 "tensors in Model's order, by the same layers or distributions and shapes"
             )
-            raise Decided(self.programs.report(Status.WRONG, Reason.MISMATCH, detail))
+            raise self.programs.decided(Status.WRONG, Reason.MISMATCH, detail)
 
     def _require_first_call(self) -> None:
         """Raises Decided for a tuned kernel that reads what its benchmarks left in its output."""
@@ -483,7 +483,7 @@ class Judgement(Generic[D]):
         for turn in range(min(widest, MAX_FIRST_CALLS)):
             if wrong := self._wrong(one, turn=turn, is_tuned=True):
                 detail = programs.at_line(first.line, f"{first.words}\n{wrong}")
-                raise Decided(programs.report(Status.WRONG, Reason.MISMATCH, detail))
+                raise programs.decided(Status.WRONG, Reason.MISMATCH, detail)
 
     def _require_others(self) -> None:
         """Raises Decided where the first call, if it differs from later ones, is wrong."""
@@ -495,7 +495,7 @@ class Judgement(Generic[D]):
             programs.require_form(one.program, 0)
             if wrong := self._wrong(one):
                 detail = f"right later, wrong in its first call\n{STATEFUL_WORDS}\n{wrong}"
-                raise Decided(programs.report(Status.WRONG, Reason.STATEFUL, detail))
+                raise programs.decided(Status.WRONG, Reason.STATEFUL, detail)
 
     def _wrong(
         self, captured: Captured, *, turn: int | None = None, is_tuned: bool = False

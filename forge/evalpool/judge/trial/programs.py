@@ -276,6 +276,9 @@ class Programs:
             evidence=self.evidence,
         )
 
+    def decided(self, status: Status, reason: str, detail: str) -> trial.Decided:
+        return trial.Decided(self.report(status, reason, detail))
+
     def values(self, prefix: Program, *, number: int) -> list[Any]:
         """Answers the capture child: elements of tensors that the host reads, on input set
         `number`. Raises Decided, also for a prefix that breaks the policy, and ValuesAsked."""
@@ -330,7 +333,7 @@ class Programs:
         found = self._captured(number)
         if is_same and (words := deviation(kept.program, found.program)):
             detail = f"values that the host reads change more than sizes: {words}"
-            raise trial.Decided(self.report(Status.REJECTED, "unsupported", detail))
+            raise self.decided(Status.REJECTED, "unsupported", detail)
         return found
 
     def binaries(self, program: Program, *, is_wide: bool = False) -> list[Binary | Failure]:
@@ -365,7 +368,7 @@ class Programs:
             elif one.kind is FailureKind.OUT_OF_RESOURCES:
                 status, reason = Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES
             detail = self.at_line(one.line, f"{program.kernels[number].name}: {one.message}")
-            raise trial.Decided(self.report(status, reason, detail))
+            raise self.decided(status, reason, detail)
 
     def require_kernels(self, program: Program, found: Sequence[Binary | Failure | None]) -> None:
         self.require_binaries(program, found, numbers=needed_kernels(program, found))
@@ -396,7 +399,7 @@ class Programs:
             self.torch_share = torch_share(program)
             self.require_form(program, number)
             if detail := concealed(program, captured.questions):
-                raise trial.Decided(self.report(Status.REJECTED, "unsupported", detail))
+                raise self.decided(Status.REJECTED, "unsupported", detail)
             if self.draw.has_elements(number):
                 counts_checks = found != known or not captured.is_checking
                 self.require_structure(program, counts_checks=counts_checks)
@@ -443,14 +446,14 @@ class Programs:
                 found = f"output shape is {list(one[1])}, expected {list(other[1])}"
         if found:
             detail = f"{found}\n{draw.differences(number)}".rstrip()
-            raise trial.Decided(self.report(Status.WRONG, Reason.SHAPE, detail))
+            raise self.decided(Status.WRONG, Reason.SHAPE, detail)
 
     def require_structure(self, program: Program, *, counts_checks: bool = False) -> None:
         """Holds the kernels' text and the program's dataflow to the policy. Raises Decided; the
         finding names the node and the source line."""
         if not num_launches(program):
             detail = "forward launches no kernel of its own"
-            raise trial.Decided(self.report(Status.REJECTED, Reason.NO_KERNEL_LAUNCH, detail))
+            raise self.decided(Status.REJECTED, Reason.NO_KERNEL_LAUNCH, detail)
         self._require_threads(program)
         found = self._texts(program)
         accesses = {index: access for index, (access, _) in enumerate(found)}
@@ -472,14 +475,13 @@ class Programs:
         began = time.thread_time()
         for kernel in program.kernels:
             if time.thread_time() - began > MAX_READ_S:
-                raise trial.Decided(self.report(Status.REJECTED, Reason.UNSUPPORTED, LONG_WORDS))
+                raise self.decided(Status.REJECTED, Reason.UNSUPPORTED, LONG_WORDS)
             key = kernel.ttir, len(kernel.parameters)
             try:
                 known[key] = known.get(key) or text_of(kernel)
             except InvalidModule as error:
                 detail = f"kernel {kernel.name}: {error}"
-                finding = self.report(Status.COMPILE_ERROR, Reason.NOT_TRITON, detail)
-                raise trial.Decided(finding) from error
+                raise self.decided(Status.COMPILE_ERROR, Reason.NOT_TRITON, detail) from error
         return [known[kernel.ttir, len(kernel.parameters)] for kernel in program.kernels]
 
     def _require_threads(self, program: Program) -> None:
@@ -490,9 +492,7 @@ class Programs:
         for kernel in (program.kernels[number] for number in sorted(launched)):
             if (num := kernel.options.num_warps * warp_size) > MAX_THREADS:
                 detail = f"kernel {kernel.name}: {num} threads in a block; a card has {MAX_THREADS}"
-                raise trial.Decided(
-                    self.report(Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES, detail)
-                )
+                raise self.decided(Status.RUNTIME_ERROR, Reason.OUT_OF_RESOURCES, detail)
 
     def _require_allowed(self, refusal: Refusal | None) -> None:
         if refusal is None:
@@ -503,7 +503,7 @@ class Programs:
             message = f"{message}\n{DERIVED_WORDS}"
         if refusal.rule is Rule.STATE and WRITES_INPUT in message:
             reason = Reason.INPUTS_MODIFIED
-        raise trial.Decided(self.report(status, reason, self.at_line(refusal.line, message)))
+        raise self.decided(status, reason, self.at_line(refusal.line, message))
 
     def capture(self, number: int, *, is_first: bool = False) -> Captured:
         """The program for an input set, or of its first call. Raises Decided."""

@@ -170,7 +170,7 @@ class References(ABC, Generic[C]):
         """A draw that stays until `let_go`; `shared` holds the card beside others while an oracle
         draws there, and a draw on further terms of its request is for one candidate. Raises
         ReferenceFailed, ZygoteGone; on a card DriverError, Stalled."""
-        key = _key(problem) + (f" {terms}" if terms else "")
+        key = key_of(problem) + (f" {terms}" if terms else "")
         with self._lock:
             drawing = self._drawing.setdefault(key, threading.Lock())
         with drawing:  # two candidates of one problem wait for one oracle; two problems do not
@@ -221,7 +221,7 @@ class References(ABC, Generic[C]):
 
     def _request(self, problem: ReferenceModule, **terms: Any) -> dict[str, Any]:
         own = {"num_sets": self._num_sets, "max_bytes": self._max_bytes, "moved": self._is_varied}
-        return {**_body(problem), **own, **terms}
+        return {**body_of(problem), **own, **terms}
 
     def _held(self, key: str, kept: C, *, is_aside: bool = False) -> C:
         """Notes a holder. A draw on further terms is for one candidate: it is the first to go."""
@@ -256,12 +256,13 @@ class References(ABC, Generic[C]):
             kept.free()
 
 
-def _body(problem: ReferenceModule) -> dict[str, Any]:
+def body_of(problem: ReferenceModule) -> dict[str, Any]:
+    """Facts of a problem for a child that runs its reference."""
     names = ("source", "entry_point", "precision")
     return {name: getattr(problem, name) for name in names}
 
 
-def _key(problem: ReferenceModule) -> str:
+def key_of(problem: ReferenceModule) -> str:
     text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
@@ -280,7 +281,7 @@ class Sketches:
     def of(self, problem: ReferenceModule, *, is_plain: bool) -> draws.Draw | None:
         """The sketch of a problem, under another project's protocol if `is_plain`; None for one
         that needs values to run, or more memory than there is. Raises ZygoteGone or WeakSandbox."""
-        key = _key(problem), is_plain
+        key = key_of(problem), is_plain
         with self._lock:
             found, until = self._kept.get(key, (None, -math.inf))
             if time.monotonic() < until:
@@ -303,7 +304,7 @@ class Sketches:
         self._oracles.close()
 
     def _asked(self, problem: ReferenceModule, *, is_plain: bool) -> draws.Draw | None:
-        body = {**_body(problem), "plain": is_plain, "sketch": True}
+        body = {**body_of(problem), "plain": is_plain, "sketch": True}
         expected = (Kind.LAYOUT, Kind.FAILED)
         with self._oracles.lent(problem) as oracle:
             frames.send(oracle.sock, Kind.PROBLEM, body)

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -114,8 +114,6 @@ class Candidate:
 
 Finding: TypeAlias = Verdict
 """A verdict without its stamp."""
-Report: TypeAlias = "Callable[..., Finding]"
-"""Makes a finding of status, reason and detail, with what is known of the candidate."""
 
 
 class OpenSide(NamedTuple):

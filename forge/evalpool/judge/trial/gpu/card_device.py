@@ -40,7 +40,7 @@ from forge.evalpool.judge.trial.gpu.references import CardDraw
 from forge.evalpool.judge.trial.gpu.turns import Turn
 from forge.evalpool.judge.trial.judgement import Device, Left, Narrowed, Results
 from forge.evalpool.judge.trial.programs import NUM_AHEAD, Programs, needed_kernels
-from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, STATEFUL_WORDS, Decided, Finding
+from forge.evalpool.judge.trial.trial import ALTERNATIVE_WORDS, STATEFUL_WORDS, Finding
 from forge.evalpool.judge.wide.compare import SAME_FUNCTION, OnCard, Question, Wanted, agree
 from forge.evalpool.judge.wide.program import Narrow
 from forge.records.reason import Reason, Status
@@ -277,7 +277,7 @@ class CardDevice(Device):
     def _scalar(self, tensor: torch.Tensor) -> Any:
         if tensor.numel() != 1:
             detail = f"a tensor of {tensor.numel()} elements is read as one value"
-            raise Decided(self.programs.report(Status.REJECTED, Reason.UNSUPPORTED, detail))
+            raise self.programs.decided(Status.REJECTED, Reason.UNSUPPORTED, detail)
         return tensor.item()
 
     def announce(self, numbers: Sequence[int]) -> None:
@@ -339,7 +339,7 @@ class CardDevice(Device):
             on_left, alone = run.remembered(first, second, mixture=mixture)
             if not are_alike(on_left.outputs, alone.outputs):
                 detail = f"another answer where an earlier call left its memory\n{STATEFUL_WORDS}"
-                raise Decided(self.programs.report(Status.WRONG, Reason.STATEFUL, detail))
+                raise self.programs.decided(Status.WRONG, Reason.STATEFUL, detail)
 
     def _require_statistics(self, run: ProgramRun) -> None:
         """Raises Decided for a program whose answers change with its running statistics, where
@@ -351,21 +351,21 @@ class CardDevice(Device):
         for call in self._compared(calls):
             if found := self.results.mismatch(call):
                 detail = f"right once, not when called again: {found}\n{STATEFUL_WORDS}"
-                raise Decided(self.programs.report(Status.WRONG, Reason.STATEFUL, detail))
+                raise self.programs.decided(Status.WRONG, Reason.STATEFUL, detail)
 
     def _check_timed(self, calls: Sequence[Left]) -> None:
         """Raises Decided unless every timed call left what the reference does."""
-        report = self.programs.report
+        decided = self.programs.decided
         for call in self._compared(calls):
             if found := self.results.mismatch(call):
                 if self.results.is_unwritten(call):
                     detail = "a timed call left its output unwritten"
-                    raise Decided(report(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail))
+                    raise decided(Status.WRONG, Reason.OUTPUT_NOT_WRITTEN, detail)
                 detail = f"right in checked calls, wrong in a timed one: {found}"
-                raise Decided(report(Status.WRONG, Reason.MISMATCH, detail))
+                raise decided(Status.WRONG, Reason.MISMATCH, detail)
             if not call.is_kept:
                 detail = "forward changes its inputs; write to a new tensor"
-                raise Decided(report(Status.WRONG, Reason.INPUTS_MODIFIED, detail))
+                raise decided(Status.WRONG, Reason.INPUTS_MODIFIED, detail)
 
     def _compared(self, calls: Sequence[Left]) -> list[Left]:
         """The calls, of which those that are right say so. Waits for the card once."""
@@ -424,7 +424,7 @@ class CardDevice(Device):
                 wrong = self._wrong_on(on_set, other)
             if wrong:
                 detail = f"{ALTERNATIVE_WORDS}: {wrong}"
-                raise Decided(programs.report(Status.WRONG, Reason.MISMATCH, detail))
+                raise programs.decided(Status.WRONG, Reason.MISMATCH, detail)
 
     def _wrong_on(self, number: int, captured: Captured, *, choices: Choices = ()) -> str | None:
         """The difference after a call of a program with these alternatives on a set."""
@@ -509,8 +509,8 @@ class CardDevice(Device):
             )
         except wire.InvalidProgram as error:
             detail = f"no program of this problem: {error}"
-            report = self.programs.report(Status.REJECTED, Reason.UNSUPPORTED, detail)
-            raise Decided(report) from error
+            decided = self.programs.decided(Status.REJECTED, Reason.UNSUPPORTED, detail)
+            raise decided from error
         return ProgramRun(
             executor=self._executor,
             program=program,
@@ -518,7 +518,7 @@ class CardDevice(Device):
             binaries=binaries,
             memory=memory,
             code=self.programs.code,
-            report=self.programs.report,
+            decided=self.programs.decided,
             correct_timeout_s=self.programs.table.correct_timeout_s,
             timing_timeout_s=self.programs.table.timing_timeout_s,
             deadline=self._deadline or time.monotonic() + self.programs.table.correct_timeout_s,

@@ -38,7 +38,7 @@ from forge.evalpool.judge.trial.draws import widened
 from forge.evalpool.judge.trial.gpu.references import CardDraw, spec_of, view
 from forge.evalpool.judge.trial.gpu.turns import Turn
 from forge.evalpool.judge.trial.judgement import Left, may_stay
-from forge.evalpool.judge.trial.trial import Decided, Report
+from forge.evalpool.judge.trial.trial import Decided
 from forge.records.reason import Reason, Status
 
 BUDGET_BYTES = 1 << 30
@@ -313,7 +313,8 @@ class ProgramRun:
     memory: ProgramMemory
     code: str
     """The candidate's source, for messages."""
-    report: Report
+    decided: Callable[..., Decided]
+    """The end of a judgement of status, reason and detail."""
     correct_timeout_s: float
     timing_timeout_s: float
     deadline: float
@@ -385,7 +386,7 @@ class ProgramRun:
         run = partial(self.executor.run, calls)
         reports = self._ask("correct", self.correct_timeout_s, run, deadline=self.deadline)
         if any(report.written for report in reports):
-            raise self._decided(Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS, OUT_OF_BOUNDS_DETAIL)
+            raise self.decided(Status.RUNTIME_ERROR, Reason.OUT_OF_BOUNDS, OUT_OF_BOUNDS_DETAIL)
         return [
             self._left(place, number, is_kept=not report.changed)
             for place, (number, report) in enumerate(zip(numbers, reports, strict=True))
@@ -519,21 +520,18 @@ class ProgramRun:
             unknown = Status.RUNTIME_ERROR, Reason.EXCEPTION
             status, reason = REFUSALS.get(error.reason, unknown)
             detail = at_line(self.code, error.line, str(error))
-            raise self._decided(status, reason, detail) from None
+            raise self.decided(status, reason, detail) from None
         except executors.ProgramFault as error:
             line = error.step.line if error.step else 0
             where = f" in {error.step.what}" if error.step else ""
             if error.reason == "gpu_fault":
                 detail = at_line(self.code, line, f"{error}{where}\n{FAULT_DETAIL}")
-                raise self._decided(Status.RUNTIME_ERROR, Reason.GPU_FAULT, detail) from None
+                raise self.decided(Status.RUNTIME_ERROR, Reason.GPU_FAULT, detail) from None
             detail = f"no answer within {limit_s:.3g} s{where}: does a loop end?"
             detail = at_line(self.code, line, detail)
-            raise self._decided(Status.TIMEOUT, f"deadline:{phase}", detail) from None
+            raise self.decided(Status.TIMEOUT, f"deadline:{phase}", detail) from None
         except executors.ExecutorGone as error:
-            raise self._decided(Status.INFRA_ERROR, Reason.GPU_UNAVAILABLE, str(error)) from None
-
-    def _decided(self, status: Status, reason: str, detail: str) -> Decided:
-        return Decided(self.report(status, reason, detail))
+            raise self.decided(Status.INFRA_ERROR, Reason.GPU_UNAVAILABLE, str(error)) from None
 
 
 REFUSALS = {

@@ -317,12 +317,12 @@ class SmallDraws:
     """Makes their body for a problem."""
     timeout_s: float
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _others: dict[int, int] = field(default_factory=dict[int, int])
-    """Least bytes of draws that are made on the card, by hash of their problems' sources."""
+    _others: dict[str, int] = field(default_factory=dict[str, int])
+    """Least bytes of draws that are made on the card, by key of their problems."""
 
     def draw(self, problem: ReferenceModule) -> Delivered | int:
         """A draw of a small problem, or least bytes of another's (or 0). Raises ZygoteGone."""
-        key = hash((problem.source, problem.precision, problem.entry_point))
+        key = references.key_of(problem)
         if key in self._others or ON_CARD.search(problem.source):
             return self._others.get(key, 0)
         needed = 0

@@ -52,8 +52,6 @@ T = TypeVar("T")
 
 NUM_UNSEEN = 1
 """Input sets beside those of a CPU's judge: one is kept from checked calls in own types."""
-LEASE_TIMEOUT_S = 480.0
-"""A writer waits for every correctness run in progress, a reader for a window of timings."""
 LARGE_SHARE = 1 / 32
 """Share of the card's memory. One call of a larger problem has the card's executors for itself:
 its program has copies of its tensors."""
@@ -86,7 +84,6 @@ def open_gpu_trials(
     )
     nursery = Nursery()
     turns = GpuTurns(lease)
-    turn = partial(turns.shared, timeout_s=LEASE_TIMEOUT_S)
     captures = Captures(
         spawner, table=table, target=device.target, kept=KeptChildren(spawner, role=PLAIN_ROLE)
     )
@@ -113,8 +110,8 @@ def open_gpu_trials(
             Oracles(card_spawner, num_kept=capacity.NUM_BASELINES, role="baseline"),
             device=device,
             harness=stamp.harness,
-            shared=turn,
-            alone=partial(turns.alone, timeout_s=LEASE_TIMEOUT_S),
+            shared=turns.shared,
+            alone=turns.alone,
         ),
     )
 
@@ -196,7 +193,7 @@ class GpuTrials(Trials):
             is_doubtful=is_doubtful,
             taken=partial(self._taken, candidate.phases, is_alone=is_alone),
             shared=shared,
-            alone=partial(_waited, self._alone, candidate.phases),
+            alone=partial(_waited, self.turns.alone, candidate.phases),
         )
         judgement = Judgement(programs=programs, device=device)
         try:
@@ -265,15 +262,12 @@ class GpuTrials(Trials):
             yield executor
 
     def _to_draw(self) -> AbstractContextManager[None]:
-        return self.turns.shared(timeout_s=LEASE_TIMEOUT_S)
-
-    def _alone(self) -> AbstractContextManager[None]:
-        return self.turns.alone(timeout_s=LEASE_TIMEOUT_S)
+        return self.turns.shared()
 
     @contextmanager
     def _cleared(self, phases: Phases) -> Generator[None]:
         """A turn alone on a card where no oracle waits."""
-        with _waited(self._alone, phases):
+        with _waited(self.turns.alone, phases):
             self._end_idle()
             yield
 

@@ -23,6 +23,9 @@ Turn: TypeAlias = "Callable[[], AbstractContextManager[None]]"
 MAX_TURNS = 32
 """Turns alone, one after the other, while threads wait to share the GPU."""
 
+LEASE_TIMEOUT_S = 480.0
+"""A writer waits for every correctness run in progress, a reader for a window of timings."""
+
 WAIT_S = 0.1
 """Interval at which a waiting thread looks again if another process still waits."""
 
@@ -44,11 +47,11 @@ class GpuTurns:
         self._num_turns = 0
         """Turns alone since the last shared one."""
 
-    def shared(self, *, timeout_s: float) -> AbstractContextManager[None]:
+    def shared(self, *, timeout_s: float = LEASE_TIMEOUT_S) -> AbstractContextManager[None]:
         """Uses the GPU beside others. Raises Stalled."""
         return self._turn(is_alone=False, timeout_s=timeout_s)
 
-    def alone(self, *, timeout_s: float) -> AbstractContextManager[None]:
+    def alone(self, *, timeout_s: float = LEASE_TIMEOUT_S) -> AbstractContextManager[None]:
         """Uses the GPU alone, also among this process's threads. Raises Stalled."""
         return self._turn(is_alone=True, timeout_s=timeout_s)
 
