@@ -174,8 +174,11 @@ def test_on_a_card_no_call_in_float64_is_tried_whose_sets_have_no_room(
 
 
 @pytest.mark.parametrize("is_tf32", [False, True])
-def test_a_narrow_draw_has_no_plant_that_products_in_tf32_get_wrong(*, is_tf32: bool) -> None:
+def test_a_narrow_draw_has_no_plant_that_products_in_tf32_get_wrong(
+    monkeypatch: pytest.MonkeyPatch, *, is_tf32: bool
+) -> None:
     """Such as a convolution with room for no float64, whose kernel in fp32 is right."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     text = source(
         "torch.rand(16, 1024)",
         "is_far = (a.abs() > 9) & torch.backends.cudnn.allow_tf32; "
