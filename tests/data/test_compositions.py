@@ -139,7 +139,7 @@ def test_a_composition_that_kernelbench_has_is_drawn_again() -> None:
 def test_almost_half_of_the_compositions_are_one_operation() -> None:
     counts = Counter(min(5, len(compose(2, number).ops)) for number in range(400))
     shares = [counts[n] / 400 for n in range(1, 6)]
-    assert shares == pytest.approx([0.44, 0.2, 0.17, 0.1, 0.09], abs=0.07)
+    assert shares == pytest.approx([0.42, 0.14, 0.19, 0.13, 0.12], abs=0.07)
 
 
 def test_the_source_reads_its_numbers_by_ranges() -> None:

@@ -28,7 +28,10 @@ def used_by_the_judge() -> set[tuple[str | None, str]]:
         keywords = {one.arg: one.value for one in call.keywords}
         status, *rest = (*call.args, None)
         match call.func:
-            case ast.Attribute(attr="finding" | "report") | ast.Name(id="finding" | "report"):
+            case (
+                ast.Attribute(attr="finding" | "report" | "decided")
+                | ast.Name(id="finding" | "report")
+            ):
                 reason = rest[0] if rest else None
             case ast.Name(id="Finding"):
                 status, reason = keywords["status"], keywords["reason"]
