@@ -79,8 +79,8 @@ class CompileFailed(Exception):
 
 
 def shared_bytes(module: Any, kernel: Kernel, target: Target) -> int:
-    """Shared memory of a block of a checked module's kernel, compiled as far as that takes. Raises
-    as `lower`."""
+    """Bytes of shared memory of a block of a checked module's kernel, which is compiled until they
+    are known. Raises as `lower`."""
     allocate: Any = getattr(nvidia.passes.ttgpuir, "add_allocate_shared_memory_nv", None)
     if target.gpu.backend != "cuda" or allocate is None:
         return int(_staged(module, kernel, target, until="llir")[1].get("shared") or 0)

@@ -136,7 +136,7 @@ class Compiler:
 
     def too_large(self, kernels: Sequence[Kernel], target: str) -> list[Failure | None]:
         """Finds the kernels whose tiles need more shared memory than the target has.
-        Kernels whose tiles surely fit are not compiled, others as far as it takes to know."""
+        Kernels whose tiles surely fit are not compiled, others until it is known."""
         limit = SHARED_BYTES.get(target.rpartition(":")[0])
         if limit is None:
             return [None] * len(kernels)
@@ -183,7 +183,7 @@ class Compiler:
             raise
 
     def _settle(self, job: Job, future: Future[Any], result: Result) -> None:
-        """Binaries are in the cache, and a fault of the judge's is nobody's to keep."""
+        """Forgets binaries, which the cache has, and faults of the judge."""
         is_fault = isinstance(result, Failure) and result.kind is FailureKind.INFRA
         if isinstance(result, Binary) or is_fault:
             self._known.pop(job.key, None)

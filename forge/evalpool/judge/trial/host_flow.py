@@ -88,7 +88,7 @@ Closure: TypeAlias = "tuple[Function, Frame | None]"
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A value, as far as it matters.
+    """Facts about a value that the rules ask for.
 
     Attributes:
         of: What it tells of the caller; "" for nothing.
@@ -250,7 +250,7 @@ class Flow:
         self._held[root] = replace(known.joined([told]), is_list=known.is_list or told.is_list)
 
     def _seek(self) -> None:
-        """Finds what calls set, as far as it is written out: a cache is known before it is read."""
+        """Finds what calls set by assignments: a cache is known before it is read."""
         for node in (node for one in self._followed_later for node in walk(one)):
             if not isinstance(node, ast.Assign):
                 continue

@@ -43,7 +43,7 @@ MAX_VALUES = 12
 FAR_CONSTANT = 64.0
 """Constants from so many times the rms on are loud."""
 LARGE = ((3.0, 45.0), (3.0, 22.0), (6.0, 12.0), (3.0, 6.0), (1.0, 3.0))
-"""Powers of two by which a large plant exceeds the rms, by step: as far as the reference bears."""
+"""Powers of two by which a large plant exceeds the rms, by step, while the reference bears it."""
 NEAR = 2
 """The first step of what is asked for in the problem's own types, too."""
 
@@ -725,7 +725,7 @@ def _padded(ground: Ground, old: Values) -> Values:
 
 
 def _numbered(ground: Ground, old: Values) -> Values:
-    """0, 1, 2, ... as far as the range goes, from there on again."""
+    """Counts from 0 to the end of the range, and then from 0 again."""
     numbers = torch.arange(len(old)).double()
     return numbers if ground.is_float else numbers % (ground.domain.high + 1)
 

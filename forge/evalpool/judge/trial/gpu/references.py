@@ -181,8 +181,8 @@ class CardReferences(references.References[CardDraw]):
         may wait to have the card alone."""
 
         def has_no_large() -> bool:
-            """Retires the large draws that nobody holds; true if no other one is left. Candidates
-            of a problem share its draw until then: they come one after another."""
+            """Retires the large draws that nobody holds; true if none is left. Candidates of a
+            problem share its draw until then: they come one after another."""
             for key, one in list(self._cache.items()):
                 if one in self._large and not one.draw.num_holders:
                     self._retire(key)
