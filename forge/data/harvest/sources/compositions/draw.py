@@ -204,7 +204,7 @@ def image_input(w: ModuleWriter, num_sides: int) -> Value:
 
 def convolution(w: ModuleWriter) -> Value:
     """A convolution in one, two or three dimensions, plain or transposed."""
-    x = image_input(w, w.rng.choice((1, 2, 2, 2, 2, 3, 3, 3)))
+    x = image_input(w, w.rng.choice((1, 2, 2, 2, 3, 3, 3)))
     if w.rng.random() < 0.46:
         return _transposed(w, x, w.size("O"))
     kinds = {"plain": 7, "grouped": 1, "depthwise": 2, "dilated": 2, "pointwise": 1, "separable": 1}
@@ -449,7 +449,7 @@ def gated_halves(w: ModuleWriter, x: Value) -> Value:
 
 # norms
 
-LAYERS = {"group_norm": 14, "batch_norm": 8, "instance_norm": 4, "layer_norm": 4, "rms_norm": 2}
+LAYERS = {"group_norm": 24, "batch_norm": 12, "instance_norm": 6, "layer_norm": 4, "rms_norm": 2}
 """Weights of norms that are asked for more than others."""
 
 
@@ -640,9 +640,9 @@ def follow(w: ModuleWriter, x: Value, first: Value | None) -> Value:
     if x.rank == 2 and not x.is_channels_first and x.dims[1].text not in ("", "1"):
         options += [(4, lambda: _linear(w, x, w.size("E8"))), (4, lambda: pool_rows(w, x))]
     if norms(x):
-        options.append((24, lambda: norm(w, x)))
+        options.append((32, lambda: norm(w, x)))
     if x.is_signal:
-        options.append((24, lambda: pool(w, x)))
+        options.append((32, lambda: pool(w, x)))
     if x.rank > 1 and x.dims[x.channel].least > 2 and x.channel not in x.flat:
         options.append((6, lambda: softmax(w, x)))
     if x.rank > 1 and any(dim.least > 1 for dim in x.dims[1:]):
@@ -667,7 +667,7 @@ def _fitting(x: Value, table: dict[str, Operation]) -> list[str]:
     return [name for name in table if name not in out for _ in range(1 + 3 * often.count(name))]
 
 
-NUM_OPERATIONS = {1: 42, 2: 14, 3: 19, 4: 13, 5: 8, 6: 4}
+NUM_OPERATIONS = {1: 34, 2: 12, 3: 19, 4: 16, 5: 12, 6: 7}
 """Shares of the compositions by number of operations."""
 BANDWIDTH, RATE = 4.8e12, 60e12
 """Bytes and floating-point operations a second of an H200, the fastest card in use."""
