@@ -228,7 +228,8 @@ def _axes(held: Held) -> tuple[str, ...] | None:
     rank, kind = held.value.dim(), type(held.owner).__name__
     taps = ("kernel_depth", "kernel_height", "kernel_width")[-(rank - 2) :] if rank > 2 else ()
     if held.name == "weight" and kind.startswith("ConvTranspose"):
-        return ("in_channels", "out_channels", *taps)
+        out = "out_channels" if held.owner.groups == 1 else "group_channels"
+        return ("in_channels", out, *taps)
     if held.name == "weight" and kind.startswith("Conv"):
         return ("out_channels", "in_channels", *taps)
     if rank == 2 and held.name.startswith("weight"):
