@@ -116,8 +116,9 @@ CASES = {
         ),
         ("9, 11, 7", "6, 17, 5"),
     ),
-    "running product": (
-        problem("torch.cumprod(x + 0.5, dim=1)", "torch.rand(4, 24)"), ("4, 24", "6, 37"),
+    "running product and sum": (
+        problem("torch.cumprod(x + 0.5, 1) + torch.cumsum(x, 1)", "torch.rand(4, 24)"),
+        ("4, 24", "6, 1037"),
     ),
     "nearest neighbours": (
         problem("nn.functional.interpolate(x, scale_factor=2) * 2", "torch.rand(2, 3, 9, 11)"),
@@ -126,7 +127,7 @@ CASES = {
     "transposed convolution": (
         problem(
             "self.conv(x)", "torch.rand(2, 20, 9, 7)",
-            "self.conv = nn.ConvTranspose2d(a0, 18, 3, 2, padding=1, output_padding=1)", "20",
+            "self.conv = nn.ConvTranspose2d(a0, 18, 3, 2, 1, output_padding=1, groups=2)", "20",
         ),
         ("9, 7", "5, 19"),
     ),
@@ -173,6 +174,7 @@ def test_an_answer_is_own_and_right_at_two_sizes(name: str, bench: Bench):
     found = answer(text)
     assert found.policy == "own"
     assert "float64" not in found.code
+    assert "associative_scan" not in found.code
     assert ("tl.dot" in found.code) == name.startswith(PRODUCTS)
     assert old in text
     assert len(found.kernels) == 2 or name != "mean of all"

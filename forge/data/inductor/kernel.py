@@ -7,6 +7,7 @@ Each function may change the statements that it is given.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from forge.data.inductor.source import (
     called,
     dotted,
     expression,
+    free_name,
     is_call,
     named,
     names_in,
@@ -29,11 +31,23 @@ EFFECTS = ("store", "atomic_", "debug_barrier", "device_print", "inline_asm", "s
 """Beginnings of the names of functions that do more than give a value."""
 
 
+_PREFIXES = re.compile(
+    r"\(?(\w+),\)? = tl.associative_scan\(\((\w+),\), 1, \w+\)\n"
+    r"(\w+) = triton_helpers.select_one\(\1, (rbase == RBLOCK - 1, dim=-1, keep_dims=True)\)\n"
+    r"(\w+) = (\w+) ([+*]) \3\n(\w+) = \6 \7 \1\n"
+    r"(\w+) = tl.where\(roffset > 0, \8, \1\)\n\6 = tl.where\(roffset > 0, \5, \3\)"
+)
+"""Six statements of Inductor: the sums, or products, of all beginnings of a row."""
+
+
 def plain(kernel: GeneratedKernel) -> GeneratedKernel:
     """The kernel without Inductor's functions; constexprs that its body fixes are parameters.
     Raises Unanswered for a function without a counterpart, or random numbers."""
     fixed: dict[str, int] = {}
     left: list[ast.stmt] = []
+    for node in kernel.body:
+        if isinstance(node, ast.For):
+            _shorten_prefixes(node, kernel.body)
     for node in kernel.body:
         match translate(node):
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=int(value))):
@@ -47,6 +61,34 @@ def plain(kernel: GeneratedKernel) -> GeneratedKernel:
     params = (*kernel.params, *(name for name in fixed if name not in kernel.params))
     constexprs = kernel.constexprs | fixed.keys()
     return replace(kernel, body=left, params=params, constexprs=constexprs, fixed=fixed)
+
+
+def _shorten_prefixes(loop: ast.For, body: list[ast.stmt]) -> None:
+    """Writes sums of beginnings as a person does: a block adds its own to what it is given, and
+    gives its last one to the next block. An integer stays: its first one needs its type."""
+    for place in range(len(loop.body)):
+        text = "\n".join(map(ast.unparse, loop.body[place : place + 6]))
+        found = _PREFIXES.fullmatch(re.sub(" # type: .*", "", text))
+        start = f"{found[6]} = tl.full([XBLOCK, 1], float('nan'), tl.float32)" if found else ""
+        first = next((k for k, one in enumerate(body) if ast.unparse(one) == start), None)
+        if found is None or first is None:
+            continue
+        given, last, carried, operator, whole = found.group(2, 4, 6, 7, 9)
+        function, neutral = ("cumsum", 0.0) if operator == "+" else ("cumprod", 1.0)
+        text = (
+            f"{whole} = {carried} {operator} tl.{function}({given}, 1)\n"
+            f"{carried} = triton_helpers.select_one({whole}, {last})"
+        )
+        made = ast.parse(text).body
+        for one in made:
+            vars(one)["type_comment"] = vars(loop.body[place + 4]).get("type_comment")
+        loop.body[place : place + 6] = made
+        body[first] = ast.parse(start.replace("float('nan')", str(neutral))).body[0]
+        taken = names_in(*body)
+        names = {carried: free_name("carry", taken), whole: free_name("prefix", taken)}
+        for one in walk(*body):
+            if isinstance(one, ast.Name):
+                one.id = names.get(one.id, one.id)
 
 
 def with_used_parameters(kernel: GeneratedKernel) -> GeneratedKernel:
