@@ -373,14 +373,18 @@ class Closure:
         return named
 
     def _in_order(self) -> list[Key]:
-        """Keys so that what a definition needs while it is made comes before it."""
+        """Keys so that what a definition needs while it is made comes before it; where definitions
+        need each other, those of their file in its order."""
         done: list[Key] = []
-        under_way: set[Key] = set()
+        begun: set[Key] = set()
+        circular: set[str] = set()
 
         def visit(key: Key) -> None:
-            if key in under_way:
+            if key in begun:
+                if key not in done:
+                    circular.add(key[0])
                 return
-            under_way.add(key)
+            begun.add(key)
             scope = self._scopes.get(key[0], _Scope())
             file = self._library.file(key[0])
             assert file is not None
@@ -391,6 +395,12 @@ class Closure:
 
         for key in self._found:
             visit(key)
+        for module in circular:
+            file = self._library.file(module)
+            order = {} if file is None else file.order
+            theirs = [key for key in done if key[0] == module]
+            ordered = iter(sorted(theirs, key=lambda key: order[key[1]]))
+            done = [next(ordered) if key[0] == module else key for key in done]
         return done
 
     def text(self, *, inputs: ast.expr, arguments: ast.expr, first: Sequence[ast.stmt] = ()) -> str:

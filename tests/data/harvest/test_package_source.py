@@ -61,6 +61,17 @@ def test_imported_definitions_stand_in_one_order(tmp_path: Path) -> None:
     assert [name for module, name in found if module == "parts"] == sorted(names)
 
 
+def test_definitions_that_need_each_other_stand_in_the_order_of_their_file(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(
+        "from torch import nn\nclass Clip(nn.Module):\n    def forward(self, x):\n"
+        "        return chosen(x)\n\nTABLE = {'clip': Clip}\nMADE = dict(TABLE)\n"
+        "def choose():\n    return MADE['clip']\n\nchosen = choose()\n"
+        "class Block(nn.Module):\n    def forward(self, x):\n        return MADE['clip']()(x)\n"
+    )
+    found = Closure(Library(tmp_path), "m", "Block").names()
+    assert [name for _, name in found][1:] == ["Clip", "TABLE", "MADE", "choose", "chosen"]
+
+
 def test_a_configuration_has_the_fields_that_the_class_and_its_parts_read(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(MODULE)
     closure = Closure(Library(tmp_path), "m", "Block")
