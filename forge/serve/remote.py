@@ -43,6 +43,8 @@ from forge.serve.wire import COMPACT, unpack
 if TYPE_CHECKING:
     import httpx
 
+logger = logging.getLogger(__name__)
+
 LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"
 """Names of the maximum of tokens, in OpenAI's older and newer models."""
 SHORT_TIMEOUT_S = 20.0
@@ -57,6 +59,7 @@ KEY_REFUSED = frozenset({401, 403})
 CONTENT_REFUSED = frozenset({400, 413, 422})
 """Refusals of one request, mostly as too long: the server may answer others."""
 MAX_NAMES = 8
+KIND_CHARS = 32
 
 
 class RefusedRequest(ConfigError):
@@ -79,6 +82,8 @@ class UrlClient:
         self._timeout_s = timeout_s
         self._key_setting = key_setting
         self._limit_name = LIMIT
+        self.say: Callable[[str], None] = logger.warning
+        self._noted: set[str] = set()
 
     async def post(self, path: str, body: Mapping[str, Any], *, accept: str = "") -> bytes:
         """Content of a 200. Repeats the request while the server is busy; raises ConfigError if it
@@ -89,6 +94,7 @@ class UrlClient:
         for _ in range(BUSY_ATTEMPTS - 1):
             if response.status not in BUSY:
                 break
+            self.note(self.refusal(response))
             await anyio.sleep(
                 ask.retry_pause_s(response, default_s=pause_s, longest_s=LONGEST_PAUSE_S)
             )
@@ -133,6 +139,13 @@ class UrlClient:
         """Check that the server answers. Raises ChildDied or Stalled."""
         await self._send("GET", "/health", None, SHORT_TIMEOUT_S, {})
         self.is_up = True
+
+    def note(self, failure: ForgeError) -> None:
+        """Says why a request is sent again: once for each kind, which the first words tell."""
+        kind = str(failure)[: len(self.url) + KIND_CHARS]
+        if kind not in self._noted:
+            self._noted.add(kind)
+            self.say(f"{failure}; it is asked again")
 
     def refusal(self, response: ask.Answer) -> ForgeError:
         status, said = response.status, ask.error_message(response.content)
@@ -186,8 +199,6 @@ def choose_model(url: str, there: Sequence[str], wanted: str | None, *, setting:
         raise ConfigError(f"{setting} is absent, and {url} has: {listed}")
     raise ConfigError(f'{setting}: found "{wanted}"; {url} has: {listed}')
 
-
-logger = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 2.0
 """Interval of checks whether a server that hung up or was silent answers again."""
@@ -300,14 +311,12 @@ class RemoteServer:
     async def _ask_again(self, request: SampleRequest, seed: int) -> Completion:
         """Ask a server that chats up to ATTEMPTS times: a hosted one fails now and then, and
         answers what cannot be read."""
-        pause_s = FIRST_PAUSE_S
-        for _ in range(ATTEMPTS - 1):
+        for number in range(ATTEMPTS - 1):
             try:
                 return await self._chat_once(request, seed)
             except MachineError as error:
-                logger.warning("%s; sending it again in %g s", error, pause_s)
-            await anyio.sleep(pause_s)
-            pause_s *= 2
+                self.client.note(error)
+            await anyio.sleep(FIRST_PAUSE_S * 2**number)
         return await self._chat_once(request, seed)
 
     async def _chat_once(self, request: SampleRequest, seed: int) -> Completion:
@@ -435,6 +444,7 @@ async def open_remote(
             dialect, model = await discover(
                 client, model_name=table.model_name, by_messages=by_messages
             )
+            client.say = say
             if dialect is Dialect.CHAT:
                 say(f"{url} is asked by messages: its own template, no log probabilities")
             servers.append(RemoteServer(client, dialect, model, chat=chat, thinking=thinking))

@@ -336,21 +336,25 @@ async def test_a_refusal_ends_the_evaluation_with_the_servers_message(
 
 
 @pytest.mark.parametrize(
-    "failure", [JSONResponse({"choices": [{}]}), Response(status_code=500), Response(b"<html>")]
+    "failure",
+    [JSONResponse({"choices": [{}]}), *map(Response, ["", ""], [429, 500]), Response(b"<html>")],
 )
-async def test_a_server_that_chats_and_fails_is_asked_again(
+async def test_a_server_that_chats_and_fails_is_asked_again_and_says_why_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Response
 ) -> None:
-    monkeypatch.setattr(remote_module, "FIRST_PAUSE_S", 0.01)
+    for name in ("FIRST_PAUSE_S", "BUSY_PAUSE_S"):
+        monkeypatch.setattr(remote_module, name, 0.01)
+    said: list[str] = []
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/chat/completions"] = like_chat
-    async with running(server), connected(server.url) as remote:
+    async with running(server), connected(server.url, said=said) as remote:
         left = [failure, failure]
         server.answers["/v1/chat/completions"] = lambda body: (
             left.pop() if left else like_chat(body)
         )
         assert len(await ask(remote, n=1)) == 1
         assert left == []
+    assert sum("asked again" in line for line in said) == 1
 
 
 async def test_a_gateway_timeout_is_not_repeated(tmp_path: Path) -> None:
