@@ -28,8 +28,8 @@ scored, and their turns are masked from training.
 [errors by their text](../how-to/troubleshooting.md).
 """
 FLAGS = """\
-`forge problems check` examines problems before a run, and GRPO leaves out those that cannot be
-judged or that reward an answer that does less than asked (`problems.allow_flagged`).
+`forge problems check` examines problems before a run; GRPO and searches leave out those that cannot
+be judged or that reward an answer that does less than asked (`problems.allow_flagged`).
 """
 CODES = """\
 *What to do* addresses the author of the kernel, and for `unjudgeable` and `infra_error` the person

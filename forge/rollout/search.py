@@ -14,7 +14,8 @@ their feedback, as the earlier turns of a rollout. The strategies differ in the 
 
 A search ends when nothing is to be gained: a share of the roofline is reached, `patience` answers
 in a row were no better, or the best answer is correct and nobody measures times. It ends, too, if
-the problem cannot be judged, or the machine failed at `MAX_UNSCORED` answers in a row.
+the problem cannot be judged, if the machine failed at `MAX_UNSCORED` answers in a row, or if
+`patience` in a row were empty, which cost no tokens.
 
 Several searches share a budget: the next answer goes to the search with the largest expected gain,
 
@@ -98,6 +99,7 @@ class Search:
     best: JudgedAnswer | None = None
     _gains: list[float] = field(default_factory=list[float])
     _unscored: int = 0
+    _empty: int = 0
     _solved_at: int = 0
     _improved_at: int = 0
     _leaves: list[JudgedAnswer] = field(default_factory=list[JudgedAnswer])
@@ -132,9 +134,11 @@ class Search:
         if not verdict.status.is_scored:
             self._unscored += 1
             if verdict.status == Status.UNJUDGEABLE or self._unscored >= MAX_UNSCORED:
-                self.ending = f"{verdict.status}: {verdict.reason}"
+                said = verdict.detail.partition("\n")[0] or verdict.reason
+                self.ending = f"{verdict.status}: {said}"
             return 0.0
         self._unscored = 0
+        self._empty = 0 if attempt.completion_text.strip() else self._empty + 1
         known = {each.turn_id: each for each in self.attempts}
         chain = [known[name] for name in attempt.parents if name in known]
         self.attempts.append(attempt)
@@ -169,6 +173,8 @@ class Search:
         return gain
 
     def _end(self) -> None:
+        if self._empty >= self.patience:
+            self.ending = f"{self.patience} answers in a row were empty"
         if self.best is None:
             return
         timing = self.best.verdict.timing

@@ -94,12 +94,14 @@ async def _settle_prompts(run: RunContext) -> None:
 
 
 async def _refused(run: RunContext) -> dict[str, str]:
-    """Problems that GRPO leaves out, by id with the reason; shown and recorded."""
-    if run.pool is None or not prepare.is_examined(run.experiment):
+    """Problems that GRPO and searches leave out, by id with the reason; shown and recorded."""
+    splits = prepare.examined_splits(run.experiment)
+    if run.pool is None or not splits:
         return {}
-    refused = await prepare.find_refused(run.problems, run.paths, run.pool, run.progress)
+    refused = await prepare.find_refused(run.problems, splits, run.paths, run.pool, run.progress)
     if refused:
-        line = prepare.refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))
+        num = sum(len(in_split(run.problems, split)) for split in splits)
+        line = prepare.refusal(refused, num_problems=num)
         await run.record("problems_refused", line, says=True, problems=refused)
     return refused
 

@@ -10,7 +10,6 @@ import pytest
 
 from forge.commands.solve import SolveRequest, new_directory, solve_experiment
 from forge.commands.suite import EvalRequest
-from forge.config.load import load_experiment
 from forge.data.problem_files import find_files
 from forge.errors import ConfigError
 
@@ -215,12 +214,3 @@ def test_kernels_of_a_run_of_the_same_name_are_kept(tmp_path, monkeypatch):
     for name in ("x-1-kernels", "x-1-kernels-2"):
         Path(name).mkdir()
     assert new_directory("x-1-kernels") == Path("x-1-kernels-3")
-
-
-@pytest.mark.parametrize("key", ["samples = 4", "greedy = true", "max_turns = 3"])
-def test_a_search_refuses_keys_of_evaluations(tmp_path, key):
-    file = tmp_path / "x.toml"
-    stage = f'[[stage]]\nkind = "search"\nbudget = "64"\n{key}\n'
-    file.write_text(f'name = "x"\n[model]\npath = "org/m"\n{stage}')
-    with pytest.raises(ConfigError, match=rf"stage\.0\.{key.split()[0]}: unknown key"):
-        load_experiment(file)

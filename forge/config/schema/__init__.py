@@ -449,8 +449,8 @@ class ProblemsTable(SourceTable):
     directories and files a fifth, from 1 to 64. "shared", for directories and files, reserves none:
     evaluations are of the problems that are trained on, and labelled."""
     allow_flagged: bool = False
-    """Train on problems that "forge problems check" flags, instead of leaving them out; for source
-    = "dir" or "file"."""
+    """Train on problems that "forge problems check" flags, and search them, instead of leaving them
+    out; for source = "dir" or "file"."""
     sft_by_level: list[Annotated[int, Field(ge=0)]] = rule(
         f"a list of 1 to {MAX_CHAIN} integers, 0 or more",
         default=[200, 200, 100, 50],
@@ -810,19 +810,17 @@ class ModelTable(Table):
         return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
-BUDGET = r"^(?:([1-9]\d*)|(\d+(?:\.\d+)?)([smh])|(\d+(?:\.\d+)?)([kM]?)-tokens)$"
+AMOUNT = r"\d*[1-9]\d*(?:\.\d+)?|\d+\.\d*[1-9]\d*"
+BUDGET = rf"^(?:([1-9]\d*)|({AMOUNT})([smh]|[kM]?-tokens))$"
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-TOKENS = {"": 1, "k": 1_000, "M": 1_000_000}
+TOKENS = {"-tokens": 1, "k-tokens": 1_000, "M-tokens": 1_000_000}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget of answers, of time or of generated tokens."""
-
-    answers: int | None = None
-    seconds: float | None = None
-    tokens: int | None = None
-    """Generated ones."""
+    amount: float
+    unit: Literal["answers", "s", "tokens"]
+    """Unit of the amount; tokens are generated ones."""
 
     @classmethod
     def parse(cls, text: str) -> Budget:
@@ -831,18 +829,10 @@ class Budget:
         if found is None:
             raise ValueError(f"found {text}; 64 answers, a time as 20m, or 2M-tokens")
         if found[1]:
-            return cls(answers=int(found[1]))
-        if found[2]:
-            return cls(seconds=float(found[2]) * SECONDS[found[3]])
-        return cls(tokens=int(float(found[4]) * TOKENS[found[5]]))
-
-    def is_spent(self, *, answers: int, seconds: float, tokens: int) -> bool:
-        """True if nothing more may begin."""
-        return (
-            (self.answers is not None and answers >= self.answers)
-            or (self.seconds is not None and seconds >= self.seconds)
-            or (self.tokens is not None and tokens >= self.tokens)
-        )
+            return cls(int(found[1]), "answers")
+        if found[3] in SECONDS:
+            return cls(float(found[2]) * SECONDS[found[3]], "s")
+        return cls(float(found[2]) * TOKENS[found[3]], "tokens")
 
 
 class StageTable(Table):

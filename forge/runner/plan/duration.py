@@ -181,8 +181,8 @@ class _Costs:
         basis = "a roofline of its cards" if self.placement.train else ""
         if self.placement.serve:
             basis = f"a roofline of its cards, answers of {tokens} tokens"
-        if isinstance(stage, SearchStage) and (seconds := Budget.parse(stage.budget).seconds):
-            return seconds, "its budget"
+        if isinstance(stage, SearchStage) and (budget := Budget.parse(stage.budget)).unit == "s":
+            return budget.amount, "its budget"
         if isinstance(stage, PlayStage):
             num, each, most = eval_size(experiment, stage)
             turns = most if self.is_random else turns_of(most)
@@ -335,7 +335,8 @@ def eval_size(experiment: Experiment, stage: EvalStage | SearchStage) -> tuple[i
     if isinstance(stage, SearchStage):
         budget = Budget.parse(stage.budget)
         longest = experiment.rollout.max_completion_tokens
-        return budget.answers or (budget.tokens or 0) // longest, 1, 1
+        size = {"answers": 1, "tokens": longest, "s": math.inf}[budget.unit]
+        return int(budget.amount // size), 1, 1
     table = experiment.eval
     greedy = table.greedy if stage.greedy is None else stage.greedy
     num_heldout = experiment.problems.num_reserved

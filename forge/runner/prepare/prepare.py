@@ -25,7 +25,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from forge.config.schema import Experiment, GrpoStage, PlayStage, SftStage
+from forge.config.schema import Experiment, GrpoStage, PlayStage, SearchStage, SftStage, split_of
 from forge.data.generator import is_generated
 from forge.data.pairs.generated import make_pairs
 from forge.data.problems import in_split
@@ -36,7 +36,6 @@ from forge.errors import ConfigError
 from forge.evalpool.pool import Pool, examine_all
 from forge.process.child import ProcessObserver
 from forge.records import Judge, Message, Pair, Problem, Split, Verdict
-from forge.records.examination import UNUSABLE
 from forge.runner.live.progress import Progress
 from forge.runner.plan.placement import turns_played
 from forge.store.layout import RunPaths, write_file
@@ -221,21 +220,26 @@ MAX_NAMES = 8
 ALLOW = "problems.allow_flagged = true"
 
 
-def is_examined(experiment: Experiment) -> bool:
+def examined_splits(experiment: Experiment) -> set[Split]:
+    """Splits whose problems are examined: those that a search plays, or that are trained on."""
     table = experiment.problems
+    if not table.has_others or table.allow_flagged:
+        return set()
+    searched = {split_of(each) for each in experiment.stage if isinstance(each, SearchStage)}
     trains = any(
         isinstance(stage, GrpoStage) or (isinstance(stage, SftStage) and stage.source != "data")
         for stage in experiment.stage
     )
-    return trains and table.has_others and not table.allow_flagged
+    return searched | ({Split.GRPO} if trains else set())
 
 
 async def find_refused(
-    problems: Sequence[Problem], paths: RunPaths, pool: Pool, progress: Progress
+    problems: Sequence[Problem], splits: set[Split], paths: RunPaths, pool: Pool, progress: Progress
 ) -> dict[str, str]:
-    """Flags of the problems that GRPO must not train on, by problem id. Raises ConfigError if none
-    is left to train on."""
-    wanted = [each for each in in_split(problems, Split.GRPO) if not is_generated(each.problem_id)]
+    """Flags, with their facts, of the problems that must not be trained on or searched, by problem
+    id. Raises ConfigError if none of a split is left."""
+    played = [in_split(problems, split) for split in splits]
+    wanted = [each for found in played for each in found if not is_generated(each.problem_id)]
     file = data_dir(paths) / "refused.json"
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
@@ -246,14 +250,18 @@ async def find_refused(
         done += 1
         progress.prepare(f"problems {done} of {len(wanted)}")
 
-    found = await examine_all(pool, wanted, done=count)
     refused = {
-        each.problem_id: ", ".join(f for f in each.flags if f.is_trivial or f.is_unusable)
-        for each in found
-        if not each.is_trainable
+        found.problem_id: "; ".join(
+            f"{flag}: {facts}"
+            for flag, facts in found.flags.items()
+            if flag.is_trivial or flag.is_unusable
+        )
+        for found in await examine_all(pool, wanted, done=count)
+        if not found.is_trainable
     }
-    if len(refused) == len(in_split(problems, Split.GRPO)):
-        raise ConfigError(f"{refusal(refused, num_problems=len(wanted))}; none is left")
+    for found in played:
+        if found and refused.keys() >= {each.problem_id for each in found}:
+            raise ConfigError(f"{refusal(refused, num_problems=len(wanted))}; none is left")
     write_kept(file, json.dumps(refused))
     return refused
 
@@ -263,13 +271,6 @@ def refusal(refused: Mapping[str, str], *, num_problems: int) -> str:
     more = len(refused) - MAX_NAMES
     listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
     return (
-        f"problems.path: {len(refused)} of {num_problems} problems are not trained on"
-        f"{_kinds(refused)}: {listed}; "
-        f'"forge problems check" says why, {ALLOW} trains on them'
+        f"problems.path: {len(refused)} of {num_problems} problems are left out: "
+        f"{listed}; {ALLOW} takes them"
     )
-
-
-def _kinds(refused: Mapping[str, str]) -> str:
-    num = sum(not UNUSABLE.isdisjoint(flags.split(", ")) for flags in refused.values())
-    kinds = {"unjudgeable": num, "trivial": len(refused) - num}
-    return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)})"

@@ -44,6 +44,7 @@ SELECT coalesce(sum(s), 0.0) FROM (SELECT max(t.recorded_at) - min(g.recorded_at
 
 async def run_search_stage(run: RunContext, stage: SearchStage, index: int) -> None:
     problems = run.problems_of(split_of(stage))
+    problems = [each for each in problems if each.problem_id not in run.refused]
     turn = (stage.round or 1) - 1  # so that each round searches others, if not all
     problems = spread([*problems[turn:], *problems[:turn]], stage.num_problems or len(problems))
     searches = {
@@ -92,11 +93,11 @@ class Searching:
 
     async def run_to_end(self) -> None:
         run, serve = self.run, self.run.experiment.serve
-        total = self.budget.answers or 0
         run.progress.enter(
-            self._label, stage=self.stage, total=total, unit="answers", busy=run.busy()
-        )
-        run.progress.done = self.num_answers
+            self._label, stage=self.stage, total=int(self.budget.amount), unit=self.budget.unit,
+            busy=run.busy(),
+        )  # fmt: skip
+        run.progress.begin_at(int(self._spent(self.num_answers)))
         slots = anyio.Semaphore(self._width(groups_in_flight(serve, [1])))
         async with run.pinned_ports() as ports:
             while self._next() is not None:  # again if the last prompts had no room
@@ -115,12 +116,14 @@ class Searching:
     def _next(self) -> Search | None:
         """The search that the next answer goes to; None if the budget is spent, too."""
         num_started = sum(search.num_started for search in self.searches.values())
-        is_spent = self.budget.is_spent(
-            answers=num_started - self._num_without_room,
-            seconds=self.earlier_s + time.monotonic() - self._began,
-            tokens=self.num_tokens,
-        )
+        is_spent = self._spent(num_started - self._num_without_room) >= self.budget.amount
         return None if is_spent else next_search(self.searches.values())
+
+    def _spent(self, answers: int) -> float:
+        """Spent part of the budget, in its unit."""
+        seconds = self.earlier_s + time.monotonic() - self._began
+        spent = {"answers": answers, "s": seconds, "tokens": self.num_tokens}
+        return spent[self.budget.unit]
 
     @property
     def _label(self) -> str:
@@ -129,11 +132,11 @@ class Searching:
     def _width(self, most: int) -> int:
         """Answers asked for at once. Where a strategy learns from earlier answers, at most as many
         as leave a budget of answers for chains of full length."""
-        answers, stage = self.budget.answers, self.run.experiment.stage[self.stage]
+        stage = self.run.experiment.stage[self.stage]
         assert isinstance(stage, SearchStage)
-        if answers is None or stage.strategy == "best-of-n":
+        if self.budget.unit != "answers" or stage.strategy == "best-of-n":
             return most
-        return min(most, math.ceil(answers / stage.depth))
+        return min(most, math.ceil(self.budget.amount / stage.depth))
 
     @property
     def num_answers(self) -> int:
@@ -151,14 +154,18 @@ class Searching:
         temperature = run.experiment.eval.temperature
         rules = run.rules(group_size=1, max_turns=1, temperature=temperature)
         shown = replace(ports, shown=tuple(each.exchange for each in parents))
-        group = await play_group(problem, place=place, rules=rules, ports=shown)
-        turns = group.trajectories[0].turns
+        why = "its prompt does not fit serve.context_tokens"
+        try:
+            group = await play_group(problem, place=place, rules=rules, ports=shown)
+            turns = group.trajectories[0].turns
+        except ports.refused as error:  # mostly as too long
+            turns, why = (), f"its prompt is refused: {error}"
         if turns:
             await self._take(search, turns[0], island, place.parents)
         else:
             self._num_without_room += 1
             if not parents and not search.ending:
-                search.ending = "its prompt does not fit serve.context_tokens"
+                search.ending = why
                 await self._end(search)
         slots.release()
 
@@ -169,7 +176,7 @@ class Searching:
         was_going = not search.ending
         gain = search.add(attempt_of(turn, parents=parents, island=island))
         self.num_tokens += turn.completion.num_tokens
-        run.progress.done = self.num_answers
+        run.progress.done = int(self._spent(self.num_answers))
         run.progress.numbers = self._numbers()
         if gain:
             speed = turn.verdict.timing and f"{turn.verdict.timing.speedup:.2f}x"

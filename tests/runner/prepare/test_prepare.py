@@ -19,8 +19,8 @@ from forge.runner.live.progress import Progress
 from forge.runner.prepare.prepare import (
     data_dir,
     delete_damaged,
+    examined_splits,
     find_refused,
-    is_examined,
     load_pairs,
     prepare_pairs,
     refusal,
@@ -257,7 +257,7 @@ def load(folder: Path, *, kind: str = "grpo", more: str = "") -> Experiment:
     (folder / "p.py").touch()
     file = folder / "x.toml"
     text = TOML.format(folder=folder, kind=kind, more=more)
-    file.write_text(text + STEPS if kind == "grpo" else text)
+    file.write_text(text + {"grpo": STEPS, "search": 'budget = "8"\n'}.get(kind, ""))
     return load_experiment(file)
 
 
@@ -283,13 +283,11 @@ class FakePool:
         return Examination(problem_id=problem.problem_id, flags={flag: "why"} if flag else {})
 
 
-def refuse(problems: list[Problem], pool: FakePool, paths: RunPaths) -> dict[str, str]:
+def refuse(
+    problems: list[Problem], pool: Any, paths: RunPaths, split: Split = Split.GRPO
+) -> dict[str, str]:
     progress = Progress(run="x", num_stages=1)
-
-    async def find() -> dict[str, str]:
-        return await find_refused(problems, paths=paths, pool=cast("Any", pool), progress=progress)
-
-    return anyio.run(find)
+    return anyio.run(find_refused, problems, {split}, paths, pool, progress)
 
 
 def test_only_trivial_and_unusable_problems_of_grpo_are_refused(tmp_path: Path) -> None:
@@ -297,33 +295,32 @@ def test_only_trivial_and_unusable_problems_of_grpo_are_refused(tmp_path: Path) 
     flags = {"p0": Flag.CONSTANT, "p2": Flag.CONSTANT, "p3": Flag.VECTOR_INSENSITIVE,
              "p4": Flag.SLOW}  # fmt: skip
     pool, paths = FakePool(flags), create_run("x", store_dir=tmp_path)
-    assert refuse(problems, pool, paths) == {"p0": "constant", "p4": "slow"}
+    assert refuse(problems, pool, paths) == {"p0": "constant: why", "p4": "slow: why"}
     assert sorted(pool.asked) == ["p0", "p1", "p3", "p4"]
-    assert refuse(problems, pool, paths) == {"p0": "constant", "p4": "slow"}
+    assert refuse(problems, pool, paths) == {"p0": "constant: why", "p4": "slow: why"}
     assert len(pool.asked) == 4  # a resumed run reads what the first attempt found
 
 
 def test_a_run_without_trainable_problems_is_refused_in_one_line(tmp_path: Path) -> None:
     pool, paths = FakePool({"p0": Flag.IDENTITY}), create_run("x", store_dir=tmp_path)
-    with pytest.raises(ConfigError, match=r"p0 \(identity\).*allow_flagged.*none is left"):
-        refuse(make_problems(Split.GRPO), pool, paths)
+    for split in (Split.GRPO, Split.HELDOUT):
+        with pytest.raises(ConfigError, match=r"p0 \(identity: why\).*allow_flagged.*none is left"):
+            refuse(make_problems(split), pool, paths, split)
 
 
 def test_the_message_names_some_problems_and_counts_the_rest() -> None:
     line = refusal({f"p{n}": "slow" for n in range(10)}, num_problems=50)
-    assert line.startswith(
-        "problems.path: 10 of 50 problems are not trained on (10 unjudgeable): p0"
-    )
-    assert ": p0 (slow), " in line
+    assert line.startswith("problems.path: 10 of 50 problems are left out: p0 (slow), ")
     assert "p7 (slow) and 2 more; " in line
-    both = refusal({"a": "constant, slow", "b": "identity", "c": "constant"}, num_problems=9)
-    assert "3 of 9 problems are not trained on (1 unjudgeable, 2 trivial): a (const" in both
 
 
-def test_only_problem_files_for_grpo_are_examined_unless_flags_are_allowed(tmp_path: Path) -> None:
-    assert is_examined(load(tmp_path))
-    assert not is_examined(load(tmp_path, kind="eval"))
-    assert not is_examined(load(tmp_path, more="allow_flagged = true"))
+def test_only_files_for_grpo_or_a_search_are_examined_unless_flags_are_allowed(
+    tmp_path: Path,
+) -> None:
+    assert examined_splits(load(tmp_path)) == {Split.GRPO}
+    assert examined_splits(load(tmp_path, kind="search")) == {Split.HELDOUT}
+    assert not examined_splits(load(tmp_path, kind="eval"))
+    assert not examined_splits(load(tmp_path, more="allow_flagged = true"))
 
 
 def test_a_refused_problem_is_evaluated_and_not_trained_on() -> None:

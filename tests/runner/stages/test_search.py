@@ -18,6 +18,7 @@ from forge.records import Group, GroupStart, Purpose, Status
 from forge.runner.live.progress import Progress
 from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.search import ENDED, GAIN, run_search_stage
+from forge.serve.remote import RefusedRequest
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.rollout.fakes import ports, problem
@@ -43,7 +44,8 @@ def run_of(root: Path, choose: Any, *, attempt: int = 1, slots: int = 4, **stage
         experiment=experiment,
         attempt=attempt,
         paths=RunPaths(root),
-        problems_of=lambda split: PROBLEMS,
+        problems_of=lambda split: [*PROBLEMS, problem("flagged")],
+        refused={"flagged"},
         weights=SimpleNamespace(step=0),
         group_ids=count(100),
         busy=dict,
@@ -101,26 +103,42 @@ async def test_a_budget_of_tokens_ends_with_the_answer_that_passes_it(tmp_path: 
         tmp_path, lambda seed, i, length: 2, slots=2, budget="3k-tokens", strategy="best-of-n"
     )
     assert 3000 <= len(await played(run)) <= 3000 + 3
+    assert run.progress.done >= run.progress.total == 3000
 
 
-async def test_a_prompt_that_does_not_fit_ends_its_search(tmp_path: Path) -> None:
-    run = run_of(tmp_path, lambda seed, i, length: 2, budget="1000")
-    given, _, _ = ports(run.policy.choose, room=0)
+def without_room(run: Any, *, room: int, by_server: bool) -> None:
+    """Prompts that show `room` answers have no room: here, or since the server refuses them."""
+
+    def refused(seed: int, i: int, length: int) -> int:
+        if length > room:
+            raise RefusedRequest("too long")
+        return 2
+
+    given, _, _ = ports(refused, room=10 if by_server else room)
+    given = replace(given, sink=run.writer, refused=(RefusedRequest,))
     run.pinned_ports = lambda: _opened(given)
-    assert await played(run) == []
-    assert any("does not fit" in line for line in run.console.said)
 
 
+@pytest.mark.parametrize(("by_server", "said"), [(False, "not fit"), (True, "too long")])
+async def test_a_prompt_without_room_ends_its_search(
+    tmp_path: Path, by_server: bool, said: str
+) -> None:
+    run = run_of(tmp_path, lambda seed, i, length: 2, budget="1000")
+    without_room(run, room=0, by_server=by_server)
+    await played(run)
+    assert run.progress.done == 0
+    assert sum(said in line for line in run.console.said) == len(PROBLEMS)
+
+
+@pytest.mark.parametrize("by_server", [False, True])
 @pytest.mark.parametrize("strategy", ["refine", "evolve"])
 async def test_an_answer_without_room_for_its_parents_spends_no_budget(
-    tmp_path: Path, strategy: str
+    tmp_path: Path, strategy: str, by_server: bool
 ) -> None:
     run = run_of(tmp_path, lambda seed, i, length: 2, budget="20", strategy=strategy)
-    given, _, _ = ports(run.policy.choose, room=1)
-    given = replace(given, sink=run.writer)
-    run.pinned_ports = lambda: _opened(given)
+    without_room(run, room=1, by_server=by_server)
     turns = [each.trajectories[0].turns for each in await played(run)]
-    assert len(turns) > 20, "some have no room"
+    assert len(run.writer.of(GroupStart)) > 20, "some have no room"
     assert sum(map(len, turns)) == 20
 
 
