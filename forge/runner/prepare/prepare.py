@@ -16,6 +16,7 @@ cannot be judged. Generated ones are correct by construction, and evaluations us
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -243,12 +244,10 @@ async def find_refused(
     file = data_dir(paths) / "refused.json"
     if file.exists():
         return json.loads(file.read_text(encoding="utf-8"))
-    done = 0
+    numbers = itertools.count(1)
 
     def count() -> None:
-        nonlocal done
-        done += 1
-        progress.prepare(f"problems {done} of {len(wanted)}")
+        progress.prepare(f"problems {next(numbers)} of {len(wanted)}")
 
     refused = {
         found.problem_id: "; ".join(
