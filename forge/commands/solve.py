@@ -172,12 +172,12 @@ def _read(given: str, inputs: Path | None) -> Iterator[tuple[str, str]]:
             raise ConfigError(f"{given}: found no *.py below it; problems in KernelBench's layout")
         for file in files:
             name = file.relative_to(path).with_suffix("").as_posix()
-            yield name, _text(str(file), name=file.stem, definitions=definitions)
+            yield name, _text(str(file), definitions)
     elif found := CLASS.fullmatch(given):
         yield found[2], class_problem(found[1], found[2], definitions=definitions)
     elif path.suffix == ".py" or path.is_file() or given == STDIN:
         name = "stdin" if given == STDIN else path.stem
-        yield name, _text(given, name=name, definitions=definitions)
+        yield name, _text(given, definitions)
     else:
         raise ConfigError(
             f"{given}: no such problem; X.py, -, a directory, or PACKAGE.MODULE:CLASS as in "
@@ -185,8 +185,8 @@ def _read(given: str, inputs: Path | None) -> Iterator[tuple[str, str]]:
         )
 
 
-def _text(path: str, *, name: str, definitions: str | None) -> str:
-    text = from_source(read_source(path), name=name).source
+def _text(path: str, definitions: str | None) -> str:
+    text = from_source(read_source(path), name=path).source
     return text if definitions is None else with_inputs(text, definitions)
 
 

@@ -187,7 +187,7 @@ def wrong_inputs(folder: Path) -> dict[str, Any]:
         (lambda folder: experiment(folder, str(folder)), "found no"),
         (lambda folder: experiment(folder, "nosuch.part:Layer"), "nosuch: not installed"),
         (lambda folder: experiment(folder, f"{RMS_NORM}s"), "cannot be made a problem"),
-        (no_python, "x:1: no Python"),
+        (no_python, r"/x\.py:1: no Python"),
         (same_names, "x is the name of two problems"),
         (wrong_inputs, "get_inputs is needed"),
         (two_problems, "--inputs .*/in: found 2 problems; one"),
