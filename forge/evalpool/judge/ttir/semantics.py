@@ -174,17 +174,13 @@ INTEGERS: Mapping[str, Operation] = {
 # --- functions of torch
 
 
-def _of_torch(name: str) -> Callable[[Array], Array]:
-    def call(array: Array) -> Array:
-        torch: Any = import_module("torch")
-        given = torch.from_numpy(np.array(array, order="C"))
-        return getattr(torch.special, name)(given).numpy()
-
-    return call
+def _of_torch(name: str, array: Array) -> Array:
+    torch: Any = import_module("torch")
+    return getattr(torch.special, name)(torch.from_numpy(np.array(array, order="C"))).numpy()
 
 
 TORCH = {"erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "normcdf": "ndtr", "normcdfinv": "ndtri"}
-ERRORS = {name: _of_torch(own) for name, own in TORCH.items()}
+ERRORS = {name: partial(_of_torch, own) for name, own in TORCH.items()}
 
 
 # --- floats
@@ -287,11 +283,7 @@ FLOATS: Mapping[str, Operation] = {
 
 def cast(function: Callable[[Array, Scalar], Array]) -> Operation:
     """A conversion of elements, which needs the type of its result."""
-
-    def apply(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
-        return [function(operands[0], scalar_of(kinds.results[0]))]
-
-    return apply
+    return lambda operands, kinds, _: [function(operands[0], scalar_of(kinds.results[0]))]
 
 
 def change_float(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
@@ -401,11 +393,8 @@ def _norm(*values: Array) -> Array:
     return np.sqrt(sum(value.astype(np.float64) ** 2 for value in values)).astype(values[0].dtype)
 
 
-def _reciprocal(function: Function) -> Function:
-    def call(*values: Array) -> Array:
-        return 1 / function(*(value.astype(np.float64) for value in values))
-
-    return call
+def _reciprocal(function: Function, *values: Array) -> Array:
+    return 1 / function(*(value.astype(np.float64) for value in values))
 
 
 def _remainder(left: Array, right: Array) -> Array:
@@ -416,21 +405,14 @@ def _remainder(left: Array, right: Array) -> Array:
     return np.where(np.isinf(b) & np.isfinite(a), left, np.copysign(1, left) * (rest - over * b))
 
 
-def _of_unsigned(function: Function) -> Function:
-    def call(*arrays: Array) -> Array:
-        result = function(*(unsigned(array) for array in arrays))
-        return result.view(np.dtype(f"i{result.dtype.itemsize}"))
-
-    return call
+def _of_unsigned(function: Function, *arrays: Array) -> Array:
+    result = function(*(unsigned(array) for array in arrays))
+    return result.view(np.dtype(f"i{result.dtype.itemsize}"))
 
 
-def _whole(rounded: Function, bits: int, *, is_unsigned: bool = False) -> Function:
+def _whole(rounded: Function, bits: int, array: Array, *, is_unsigned: bool = False) -> Array:
     """Floats as integers, rounded by a function first."""
-
-    def call(array: Array) -> Array:
-        return saturated(rounded(array), bits, is_unsigned=is_unsigned)
-
-    return call
+    return saturated(rounded(array), bits, is_unsigned=is_unsigned)
 
 
 NUMPY = (
@@ -441,7 +423,7 @@ NUMPY = (
 INVERSE = "asin acos atan atan2 asinh acosh atanh"
 _NEAREST: Mapping[str, Function] = {
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
-    **{"sqrt": np.sqrt, "rcp": np.reciprocal, "rsqrt": _reciprocal(np.sqrt)},
+    **{"sqrt": np.sqrt, "rcp": np.reciprocal, "rsqrt": partial(_reciprocal, np.sqrt)},
 }
 
 SINGLE: Mapping[str, Callable[[Array], Array]] = {
@@ -480,17 +462,17 @@ LIBRARY: Mapping[str, Function] = {
     "rcp": np.reciprocal,
     "remainder": _remainder,
     **dict.fromkeys(("hypot", "norm3d", "norm4d"), _norm),
-    **dict.fromkeys(("rhypot", "rnorm3d", "rnorm4d"), _reciprocal(_norm)),
-    "rcbrt": _reciprocal(np.cbrt),
+    **dict.fromkeys(("rhypot", "rnorm3d", "rnorm4d"), partial(_reciprocal, _norm)),
+    "rcbrt": partial(_reciprocal, np.cbrt),
     "scalbn": np.ldexp,
     "finite": np.isfinite,
-    "llrint": _whole(np.rint, 64),
-    "llround": _whole(round_half_away, 64),
+    "llrint": partial(_whole, np.rint, 64),
+    "llround": partial(_whole, round_half_away, 64),
     **dict.fromkeys(("abs", "llabs"), np.abs),
-    **dict.fromkeys(("clz", "clzll"), _of_unsigned(count_leading_zeros)),
-    **dict.fromkeys(("popc", "popcll"), _of_unsigned(np.bitwise_count)),
+    **dict.fromkeys(("clz", "clzll"), partial(_of_unsigned, count_leading_zeros)),
+    **dict.fromkeys(("popc", "popcll"), partial(_of_unsigned, np.bitwise_count)),
     **dict.fromkeys(("mulhi", "mul64hi"), multiply_high_signed),
-    **dict.fromkeys(("umulhi", "umul64hi"), _of_unsigned(multiply_high)),
+    **dict.fromkeys(("umulhi", "umul64hi"), partial(_of_unsigned, multiply_high)),
 }
 """Functions of libdevice by their name in double precision, without `__nv_` and `fast_`."""
 _CONVERSION = re.compile(
@@ -518,7 +500,7 @@ def _conversion(source: str, target: str, rounding: str) -> Function | None:
     """`float2int_rz`, `int2float_rn`, `ull2double_rn`; None for floats that are not the nearest."""
     if source in ("float", "double") and target not in ("float", "double"):
         bits = 64 if target.endswith("ll") else 32
-        return _whole(_WHOLE[rounding], bits, is_unsigned=target[0] == "u")
+        return partial(_whole, _WHOLE[rounding], bits, is_unsigned=target[0] == "u")
     if rounding != "rn":
         return None
     dtype = np.float32 if target == "float" else np.float64

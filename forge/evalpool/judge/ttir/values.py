@@ -288,8 +288,4 @@ def float_operation(function: Callable[..., Array]) -> Operation:
 
 def exact_operation(function: Callable[..., Array]) -> Operation:
     """An elementwise operation whose result, of the operands' type, needs no rounding."""
-
-    def apply(operands: Operands, kinds: Signature, attributes: Attributes) -> list[Array]:
-        return [function(*operands)]
-
-    return apply
+    return lambda operands, _kinds, _attributes: [function(*operands)]
