@@ -173,7 +173,12 @@ class Session:
         if (count := len(self.init) + len(forward)) > limits.MAX_NODES:
             raise Unsupported(f"{count} launches and operations; {limits.MAX_NODES} are allowed")
         program = self._build(forward, outputs, parts=parts, stateful=words)
-        self._look_at_truths(own_call, since=own)
+        # Forward may do the same with another truth value that it reads.
+        self.asking.is_repeating = True
+        count = sum(isinstance(one, Value) and isinstance(one.answer, bool) for one in own_call[0])
+        self.notes["is_checking"] = count <= MAX_CHECKS and all(
+            self._is_same(own_call, since=own, negated=place) is not False for place in range(count)
+        )
         if self.request.get("drawn") is not None:
             self.notes["drawn_otherwise"] = self._drawn_otherwise(module, self.request["drawn"])
         return program
@@ -269,15 +274,6 @@ class Session:
             if not self._is_same((nodes, outputs), since=since, winners=labels):
                 return True
         return False
-
-    def _look_at_truths(self, call: tuple[list[Node], list[int]], *, since: int) -> None:
-        """Finds if forward does the same as in a call with another truth value that it reads."""
-        self.asking.is_repeating = True
-        read = (one.answer for one in call[0] if isinstance(one, Value))
-        count = sum(isinstance(answer, bool) for answer in read)
-        self.notes["is_checking"] = count <= MAX_CHECKS and all(
-            self._is_same(call, since=since, negated=place) is not False for place in range(count)
-        )
 
     def _used(self, nodes: list[Node], outputs: list[int]) -> set[int]:
         parts = self.recorder.parts

@@ -173,7 +173,9 @@ class OpCounter(Watching):
                 is_cast = name in CASTS and any(one.is_floating_point() for one in given)
                 self.is_truncating |= is_cast and whole
                 self.is_gating |= any(o.dtype is torch.bool and o.numel() == 1 for o in made)
-                self.halves |= _rounded_to(name, given, made)
+                types = {one.dtype for one in made if given}
+                types -= {one.dtype for one in given if name in EXACT}
+                self.halves |= {HALVES[one] for one in types & HALVES.keys()}
                 self.names[name] = self.names.get(name, 0) + 1
                 self.flops += _flops(name, given, made)
                 self.made_bytes += sum(one.nbytes for one in made)
@@ -232,13 +234,6 @@ class OpCounter(Watching):
 def _address(tensor: torch.Tensor) -> int:
     """Address of its memory; 0 without one."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _rounded_to(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> set[str]:
-    types = {one.dtype for one in made}
-    if name in EXACT:
-        types -= {one.dtype for one in given}
-    return {HALVES[one] for one in types & HALVES.keys()} if given else set()
 
 
 def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:

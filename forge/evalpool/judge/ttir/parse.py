@@ -679,7 +679,10 @@ class Parser:
         if name == "tt.extern_elementwise":
             forms = EXTERN_FORMS.get(str(draft.attributes.get("symbol")), list[Form]())
         if forms is None:
-            results = self._printed_results(draft)
+            # tt.split prints the type of one of its two results.
+            results = (draft.right or []) * (2 if name == "tt.split" else 1)
+            if draft.right is None and name in PRINTED_LAST and draft.left:
+                results = [draft.left.pop()]
             printed = given if is_generic or name not in PRINTED else PRINTED[name](given)
             if draft.left == printed:
                 return results
@@ -693,12 +696,6 @@ class Parser:
                 return results
         shown = ", ".join(map(str, (*given, "->", *(draft.right or ()))))
         raise self.error(f"{name}: types do not fit: {shown[:MAX_SHOWN]}")
-
-    def _printed_results(self, draft: Draft) -> list[tree.Type]:
-        if draft.right is None and draft.name in PRINTED_LAST and draft.left:
-            return [draft.left.pop()]
-        # tt.split prints the type of one of its two results.
-        return (draft.right or []) * (2 if draft.name == "tt.split" else 1)
 
     # --- heads and their types
 

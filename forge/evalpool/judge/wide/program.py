@@ -140,14 +140,11 @@ def _storages(
         size = form.ITEM_BYTES[WIDE] // form.ITEM_BYTES[dtype]
         storages[number] = replace(one, num_bytes=one.num_bytes * size)
         if one.origin is form.Origin.CONSTANT:
-            constants[one.index] = _wide_bytes(program.constants[one.index], dtype)
+            kind, data = Scalar(MLIR[dtype]), program.constants[one.index]
+            whole = data[: len(data) // kind.num_bytes * kind.num_bytes]
+            values = decode(np.frombuffer(whole, memory_dtype(kind)), kind)
+            constants[one.index] = values.astype(np.float64).tobytes()
     return tuple(storages), tuple(constants)
-
-
-def _wide_bytes(data: bytes, dtype: str) -> bytes:
-    kind = Scalar(MLIR[dtype])
-    raw = np.frombuffer(data[: len(data) // kind.num_bytes * kind.num_bytes], memory_dtype(kind))
-    return decode(raw, kind).astype(np.float64).tobytes()
 
 
 def _check_launches(program: form.Program, kinds: frozenset[str]) -> None:

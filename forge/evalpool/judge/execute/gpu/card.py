@@ -87,8 +87,9 @@ class Card:
         self.pool = Pool(self.driver, device=torch.cuda.current_device())
         self.driver.shrink_buffers()
         self._flush: torch.Tensor | None = None
+        own = torch.Generator(self.device).manual_seed(secrets.randbits(63))
         self._random = torch.randint(
-            256, (RANDOM_BYTES,), dtype=torch.uint8, device=self.device, generator=self._generator()
+            256, (RANDOM_BYTES,), dtype=torch.uint8, device=self.device, generator=own
         )
         self._views: dict[tuple[int, int], torch.Tensor] = {}
         self._warm_up()
@@ -153,11 +154,6 @@ class Card:
         self._views.clear()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-
-    def _generator(self) -> torch.Generator:
-        found = torch.Generator(self.device)
-        found.manual_seed(secrets.randbits(63))
-        return found
 
     def _warm_up(self) -> None:
         """Loads the modules of torch's kernels that checks need. A program that calls products
