@@ -248,6 +248,7 @@ class Draws:
         modules = model.modules() if isinstance(model, torch.nn.Module) else ()
         self._looks = Looks.of(counted, source, [vars(module), *map(vars, modules)])
         self._aims = aims
+        self._aimed = self._looks if aims is None else self._looks.aimed(aims["constants"])
         self._is_watched = self._looks.may_be_undefined
         self._first: list[Any] | None = self._draw()
         others = [] if terms.is_plain else calls.leaves(self._draw())
@@ -736,11 +737,8 @@ class Draws:
 
     def _looks_at(self, tensor: int) -> Looks:
         """Values that the reference looks for in an input, and a candidate where it is aimed at."""
-        if self._aims is None:
-            return self._looks
-        inputs = self._aims["inputs"]
-        is_aimed = inputs is None or tensor in inputs
-        return self._looks.aimed(self._aims["constants"]) if is_aimed else self._looks
+        inputs = None if self._aims is None else self._aims["inputs"]
+        return self._aimed if inputs is None or tensor in inputs else self._looks
 
     def _is_kin(self, one: torch.Tensor, own: Domain, number: int, other: torch.Tensor) -> bool:
         """True for an input whose values another one may have, or their signs."""
@@ -904,12 +902,12 @@ class Draws:
             if [one.shape for one in found] != [one.shape for one in tried.outputs]:
                 continue
             made = self._set(inputs, called, wide)
-            share = max(1, MAX_NOTED // max(1, len(groups)))
+            share, tensors = max(1, MAX_NOTED // max(1, len(groups))), calls.leaves(inputs)
             noted = [
                 (one.tensor, at, one.kind)
                 for one in groups
+                if not tensors[one.tensor].is_complex()
                 for at in one.at[:share].tolist()
-                if not calls.leaves(inputs)[one.tensor].is_complex()
             ]
             made.plants = noted[:MAX_NOTED]
             made.slack = max(1.0, max(work.lost, made.real_error) / MAX_REAL_ERROR)
